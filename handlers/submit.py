@@ -1,0 +1,176 @@
+"""Submitting a run: strip, seal, store, and hand one command to the writer.
+
+The same way for a caller's run and for a child.  Everything that can fail for lack of room or of a
+play is done before the command, so a refused submit leaves nothing (SPEC 1.8, INV-02).
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from handlers.commands import Command
+from handlers.execute import Answer
+from handlers.port import RunLog
+from ledger import events as e
+from ledger.canonical import Json, canonical
+from ledger.errors import PlayNotFound, Reseal, TooLarge
+from ledger.ids import check_run_id, quote, run_stream
+from ledger.seal import blob_ref, request_digest, seal
+
+PARAMS_PLACE: Final = "run.submitted/submit/params"
+
+
+class PlayInfo(Struct, frozen=True):
+    """What a submit has to know of a play."""
+
+    name: str
+    digest: str | None = None
+    retries: int = 0
+    timeout_ms: int | None = None
+
+
+class StagedFile(Struct, frozen=True):
+    """A file that came with a request; children see the files of their family."""
+
+    name: str
+    content: bytes
+
+
+class Submission(Struct, frozen=True, kw_only=True):
+    """A request to run a play.  `files` are references of files stored before, `staged` new ones."""
+
+    run_id: str
+    play_name: str
+    input: Json
+    actor: str
+    policy: e.Policy
+    org_id: str = "local"
+    files: tuple[Mapping[str, Any], ...] = ()
+    staged: tuple[StagedFile, ...] = ()
+    lineage: e.Lineage | None = None
+    on_parent_end: e.OnParentEnd = "cancel"
+    options: Mapping[str, Json] = {}
+    engine: str = "local"
+    isolation: e.Isolation = "task"
+    cause: str | None = None
+
+
+class Submitter:
+    """Submits runs into one log; `find_play` says what this process knows of a play."""
+
+    def __init__(
+        self,
+        log: RunLog,
+        find_play: Callable[[str], PlayInfo | None],
+        *,
+        scope: str,
+        version: str,
+        plays: int,
+        isolation: e.Isolation = "task",
+    ) -> None:
+        self._log = log
+        self._find_play = find_play
+        self._scope = scope
+        self._isolation: e.Isolation = isolation
+        self.version = version
+        self.plays = plays
+
+    async def submit(self, submission: Submission) -> Answer:
+        """Records a run, or finds it; raises Refused, TooLarge, RunConflict or Unavailable."""
+        check_run_id(submission.run_id)
+        play = self._find_play(submission.play_name)
+        if play is None:
+            raise PlayNotFound(
+                f"no play {quote(submission.play_name)} is offered here",
+                hint="start serve with the file or module it is in",
+            )
+        size = len(canonical(submission.input))
+        if size > submission.policy.max_bytes:
+            raise TooLarge(
+                f"workflow retry params too large: {size} bytes exceeds "
+                f"{submission.policy.max_bytes}. Pass large payloads as staged files or ctx.csv "
+                "inputs instead of inline JSON.",
+                code="PARAMS_TOO_LARGE",
+                hint="stage it: --input @file reaches the play as run.file()",
+                bytes=size,
+                limit=submission.policy.max_bytes,
+            )
+        try:
+            return await self._submit(submission, play)
+        except Reseal:
+            # The run exists, or came to exist meanwhile, under its own key: seal under that one.
+            return await self._submit(submission, play)
+
+    async def _submit(self, submission: Submission, play: PlayInfo) -> Answer:
+        run_id = submission.run_id
+        vault = self._log.vault
+        known = await vault.run_key(run_id)
+        key = known or secrets.token_bytes(32)
+        stream = run_stream(run_id)
+        files: list[Json] = [dict(file) for file in submission.files]
+        stored = []
+        for staged in submission.staged:
+            ref = blob_ref(key, staged.content)
+            await vault.store_blob(stream, ref, staged.content)
+            stored.append(ref.blob)
+            files.append(
+                {"blob": ref.blob, "bytes": ref.bytes, "name": staged.name, "sha256": ref.sha256}
+            )
+        params = canonical(
+            {"files": files, "input": submission.input, "options": dict(submission.options)}
+        )
+        policy = policy_for(submission, play)
+        sealed = seal(key, run_id, PARAMS_PLACE, params, policy.externalize_after_bytes)
+        await vault.store_blobs([sealed])
+        lineage = submission.lineage or e.Lineage(family_key=run_id)
+        fact = e.RunSubmitted(
+            run_id=run_id,
+            play_name=submission.play_name,
+            play_digest=play.digest,
+            engine=submission.engine,
+            isolation=self._isolation,
+            scope=self._scope,
+            org_id=submission.org_id,
+            lineage=lineage,
+            params=sealed.seal,
+            request_digest=request_digest(
+                {
+                    "engine": submission.engine,
+                    "lineage": msgspec.to_builtins(lineage),
+                    "options": dict(submission.options),
+                    "params": sealed.seal.digest,
+                    "playName": submission.play_name,
+                    "runId": run_id,
+                }
+            ),
+            policy=policy,
+        )
+        answer = await self._log.transact(
+            Command(
+                stream=stream,
+                fact=fact,
+                actor=submission.actor,
+                cause=submission.cause,
+                values=(replace(sealed.disclosure, blobs=(*sealed.disclosure.blobs, *stored)),),
+                run_key=key,
+            )
+        )
+        vault.learn_key(run_id, key)
+        vault.learn(sealed, params)
+        return answer
+
+
+def policy_for(submission: Submission, play: PlayInfo) -> e.Policy:
+    """Returns the policy that a run freezes: the caller's, and what the play itself declares."""
+    return replace(
+        submission.policy,
+        play_retries=play.retries,
+        timeout_ms=play.timeout_ms,
+        on_parent_end=submission.on_parent_end,
+    )

@@ -1,0 +1,77 @@
+"""Reads as values: a statement, its parameters, and how its rows are understood.
+
+The same query runs on a plain connection (`ask`, for replay and the writer) and from a coroutine
+(`Reader.ask`, one hop to a held aiosqlite connection), so no read is written twice.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import aiosqlite
+from msgspec import Struct
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from ledger.database import explain
+from ledger.rows import Value
+
+T = TypeVar("T")
+Rows = Sequence[Sequence[Any]]
+
+
+class Query(Struct, Generic[T], frozen=True):
+    """One SELECT; `read` turns its rows into the answer."""
+
+    sql: str
+    parameters: tuple[Value, ...]
+    read: Callable[[Rows], T]
+
+
+def ask(connection: sqlite3.Connection, query: Query[T]) -> T:
+    """Returns the answer of a query on a plain connection."""
+    return query.read(connection.execute(query.sql, query.parameters).fetchall())
+
+
+def first_value(rows: Rows) -> Any:
+    """Reads one column of one row, or None."""
+    return rows[0][0] if rows else None
+
+
+class Reader:
+    """A held connection that reads from coroutines; it sees every commit made before the call."""
+
+    def __init__(self, path: Path, engine: AsyncEngine) -> None:
+        self._path = path
+        self._engine = engine
+        self._connection: aiosqlite.Connection | None = None
+        self._pooled: Any = None
+
+    async def open(self) -> Reader:
+        """Takes the connection."""
+        try:
+            self._pooled = await self._engine.raw_connection()
+        except sqlite3.Error as error:
+            raise explain(error, self._path) from error
+        self._connection = self._pooled.driver_connection
+        return self
+
+    async def ask(self, query: Query[T]) -> T:
+        """Returns the answer of a query."""
+        if self._connection is None:
+            await self.open()
+        if self._connection is None:
+            raise RuntimeError("the reader is not open")
+        try:
+            rows = await self._connection.execute_fetchall(query.sql, query.parameters)
+        except sqlite3.Error as error:
+            raise explain(error, self._path) from error
+        return query.read(list(rows))
+
+    async def close(self) -> None:
+        """Gives the connection back."""
+        if self._pooled is not None:
+            pooled, self._pooled, self._connection = self._pooled, None, None
+            pooled.close()
