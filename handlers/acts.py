@@ -113,9 +113,7 @@ class Acts:
             return False  # its own end closes the row
         await self._outcome(
             intent,
-            e.InstanceTerminated(
-                instance_id=asked.instance_id, attempt=asked.attempt, found=False
-            ),
+            e.InstanceTerminated(instance_id=asked.instance_id, attempt=asked.attempt, found=False),
         )
         return True
 
@@ -131,9 +129,7 @@ class Acts:
                 failed_instance_id=asked.failed_instance_id, bytes=len(params)
             )
         except ValueGone as error:
-            fact = e.RetryParamsFailed(
-                failed_instance_id=asked.failed_instance_id, code=error.code
-            )
+            fact = e.RetryParamsFailed(failed_instance_id=asked.failed_instance_id, code=error.code)
         except (ValueError, TypeError):
             fact = e.RetryParamsFailed(
                 failed_instance_id=asked.failed_instance_id, code="NOT_OBJECT"
@@ -196,9 +192,7 @@ class Acts:
             said = str(error.details.get("status", "ended"))
         except RunNotFound:
             said = "not_found"
-        await self._outcome(
-            intent, e.ChildCancelDelivered(child_key=asked.child_key, answer=said)
-        )
+        await self._outcome(intent, e.ChildCancelDelivered(child_key=asked.child_key, answer=said))
 
     async def tell_parent(self, intent: Recorded[Event]) -> None:
         """Records a run's end in its parent's stream, whatever the parent does now."""

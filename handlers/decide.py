@@ -214,9 +214,7 @@ def _fenced(
         return None  # a replay asks without a reporter
     instance = state.instance(instance_id)
     if instance is None:
-        return Rejected(
-            NotFound(f"instance {quote(instance_id)} is not of run {state.run.run_id}")
-        )
+        return Rejected(NotFound(f"instance {quote(instance_id)} is not of run {state.run.run_id}"))
     if (
         instance.attempt == state.run.attempt
         and not instance.ended

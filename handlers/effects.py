@@ -317,9 +317,7 @@ class EffectLoop:
         task.add_done_callback(self._tasks.discard)
 
     async def _record_node(self, fact: e.NodeStarted | e.NodeStopped) -> None:
-        await self._log.transact(
-            Command(stream="system", fact=fact, actor="node/" + self._node.id)
-        )
+        await self._log.transact(Command(stream="system", fact=fact, actor="node/" + self._node.id))
 
 
 def _patched(row: OutboxRow, patch: Patch) -> OutboxRow:

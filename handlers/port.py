@@ -104,9 +104,7 @@ class Port:
                 code="RESULT_TOO_LARGE",
                 hint="write it to a file or a table, and return where it is",
             )
-        sealed = await self.seal(
-            ref, f"instance.completed/ended/{ref.instance_id}/result", result
-        )
+        sealed = await self.seal(ref, f"instance.completed/ended/{ref.instance_id}/result", result)
         fact = e.InstanceCompleted(
             instance_id=ref.instance_id,
             attempt=ref.attempt,
@@ -276,9 +274,7 @@ class Port:
         )
 
     async def _record(self, stream: str, fact: Event, actor: str, *, cause: str) -> Answer:
-        return await self._log.transact(
-            Command(stream=stream, fact=fact, actor=actor, cause=cause)
-        )
+        return await self._log.transact(Command(stream=stream, fact=fact, actor=actor, cause=cause))
 
     def _expect(self, stream: str, what: str, key: str) -> asyncio.Future[None]:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -196,18 +196,14 @@ def _react_to_signal(state: RunState, event: e.SignalReceived) -> Choices:
             )
         else:
             choices = (
-                e.ChildTerminalConflict(
-                    event_key=event.event_key, child_run_id=child.child_run_id
-                ),
+                e.ChildTerminalConflict(event_key=event.event_key, child_run_id=child.child_run_id),
             )
     wait = state.open_wait(event.event_key or event.signal)
     if wait is not None:
         signal = state.oldest_signal(wait.key)
         if signal is not None:
             choices += (
-                e.RunWaitEnded(
-                    wait_id=wait.wait_id, outcome="signal", signal_id=signal.signal_id
-                ),
+                e.RunWaitEnded(wait_id=wait.wait_id, outcome="signal", signal_id=signal.signal_id),
             )
     return choices
 
@@ -217,9 +213,7 @@ def _react_to_wait(state: RunState, event: e.RunWaitStarted, at: int) -> Choices
         signal = state.oldest_signal(event.key)
         if signal is not None:
             return (
-                e.RunWaitEnded(
-                    wait_id=event.wait_id, outcome="signal", signal_id=signal.signal_id
-                ),
+                e.RunWaitEnded(wait_id=event.wait_id, outcome="signal", signal_id=signal.signal_id),
             )
     if event.until_at is not None and event.until_at <= at:
         return (e.RunWaitEnded(wait_id=event.wait_id, outcome="timeout"),)
@@ -255,4 +249,3 @@ def _end_what_runs(state: RunState) -> Choices:
     """An instance that outlived the grace is asked on until it has ended (INV-23)."""
     current = state.current
     return _terminate(current, "cancelled") if current is not None and current.live else ()
-

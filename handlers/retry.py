@@ -166,9 +166,7 @@ def _claim(state: RunState, failed_instance_id: str) -> Choices:
     )
 
 
-def _not_before(
-    state: RunState, event: e.RetryClaimed, recorded: Recorded[Event]
-) -> int | None:
+def _not_before(state: RunState, event: e.RetryClaimed, recorded: Recorded[Event]) -> int | None:
     """The first retry of a budget starts at once, the later ones wait; a play may ask for a wait."""
     asked = state.instances[event.failed_attempt].retry_after_ms
     if asked is not None:

@@ -27,12 +27,13 @@ PARAMS_PLACE: Final = "run.submitted/submit/params"
 
 
 class PlayInfo(Struct, frozen=True):
-    """What a submit has to know of a play."""
+    """What a submit has to know of a play; `check` raises InputInvalid for an input it refuses."""
 
     name: str
     digest: str | None = None
     retries: int = 0
     timeout_ms: int | None = None
+    check: Callable[[Json], None] | None = None
 
 
 class StagedFile(Struct, frozen=True):
@@ -101,6 +102,8 @@ class Submitter:
                 bytes=size,
                 limit=submission.policy.max_bytes,
             )
+        if play.check is not None:
+            play.check(submission.input)
         try:
             return await self._submit(submission, play)
         except Reseal:
@@ -174,3 +177,18 @@ def policy_for(submission: Submission, play: PlayInfo) -> e.Policy:
         timeout_ms=play.timeout_ms,
         on_parent_end=submission.on_parent_end,
     )
+
+
+DEFAULT_POLICY: Final = e.Policy(
+    retry_limit=2,
+    lost_limit=2,
+    restart_limit=20,
+    play_retries=0,
+    backoff_ms=5_000,
+    retry_ttl_ms=7 * 24 * 3600 * 1000,
+    create_window_ms=600_000,
+    cancel_grace_ms=10_000,
+    externalize_after_bytes=65_536,
+    max_bytes=1_048_576,
+    on_parent_end="cancel",
+)

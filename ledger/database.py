@@ -132,7 +132,9 @@ def check_file(path: Path) -> None:
             f"{path} cannot be read: {error.strerror}", hint="check its permissions"
         ) from error
     if start != _MAGIC:
-        what = f'it starts with {start[:3].hex()}, not "SQLite format 3"' if start else "it is empty"
+        what = (
+            f'it starts with {start[:3].hex()}, not "SQLite format 3"' if start else "it is empty"
+        )
         raise LogMissing(
             f"{path} is not a playledger log: {what}",
             code="LOG_NOT_A_LOG",
@@ -182,7 +184,9 @@ def create_schema(connection: sqlite3.Connection, metadata: MetaData, revision: 
             connection.execute(str(CreateIndex(index).compile(dialect=dialect)))
     for guard in GUARDS:
         connection.execute(guard)
-    connection.execute("create table alembic_version (version_num varchar(32) not null primary key)")
+    connection.execute(
+        "create table alembic_version (version_num varchar(32) not null primary key)"
+    )
     connection.execute("insert into alembic_version values (?)", (revision,))
 
 
@@ -233,7 +237,8 @@ def _configure_reader(connection: Any, _record: object) -> None:
 
 def _read_mode(path: Path) -> str:
     """A reader of a WAL file needs the folder writable for the -shm; a copy on a read-only one
-    does not change, so it may be read as immutable."""
+    does not change, so it may be read as immutable.
+    """
     return "ro" if os.access(path.parent, os.W_OK) else "ro&immutable=1"
 
 

@@ -30,7 +30,9 @@ def run_stream(run_id: str) -> str:
 
 def instance_id(scope: str, run_id: str, attempt: int) -> str:
     """Returns the id of one attempt's instance: pure and injective (INV-13)."""
-    name = f"run-{sha256(scope.encode()).hexdigest()[:8]}-{sha256(run_id.encode()).hexdigest()[:32]}"
+    name = (
+        f"run-{sha256(scope.encode()).hexdigest()[:8]}-{sha256(run_id.encode()).hexdigest()[:32]}"
+    )
     return name if attempt == 0 else f"{name}-retry-{attempt}"
 
 

@@ -47,15 +47,15 @@ class Reader:
         self._path = path
         self._engine = engine
         self._connection: aiosqlite.Connection | None = None
-        self._pooled: Any = None
 
     async def open(self) -> Reader:
         """Takes the connection."""
         try:
-            self._pooled = await self._engine.raw_connection()
+            pooled = await self._engine.raw_connection()
         except sqlite3.Error as error:
             raise explain(error, self._path) from error
-        self._connection = self._pooled.driver_connection
+        self._connection = pooled.driver_connection
+        pooled.detach()  # held until `close`, which the pool cannot do from outside a greenlet
         return self
 
     async def ask(self, query: Query[T]) -> T:
@@ -71,7 +71,7 @@ class Reader:
         return query.read(list(rows))
 
     async def close(self) -> None:
-        """Gives the connection back."""
-        if self._pooled is not None:
-            pooled, self._pooled, self._connection = self._pooled, None, None
-            pooled.close()
+        """Closes the connection."""
+        if self._connection is not None:
+            connection, self._connection = self._connection, None
+            await connection.close()

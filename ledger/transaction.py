@@ -136,7 +136,9 @@ class Transaction(Generic[S]):
         found = self._ids.get(event_id)
         if found is not None:
             return found
-        row = self.connection.execute("select leaf from events where id = ?", (event_id,)).fetchone()
+        row = self.connection.execute(
+            "select leaf from events where id = ?", (event_id,)
+        ).fetchone()
         return None if row is None else decode(row[0])
 
     def state(self, stream: str) -> S | None:

@@ -193,4 +193,4 @@ def expire_orphans(connection: sqlite3.Connection, at: int) -> int:
     return connection.execute("delete from blobs where expires_at <= ?", (at,)).rowcount
 
 
-__all__ = ["Disclosure", "Vault", "ValueGone", "expire_orphans"]
+__all__ = ["Disclosure", "ValueGone", "Vault", "expire_orphans"]

@@ -49,7 +49,8 @@ log = structlog.get_logger("ledger.writer")
 
 class Committed(Struct, frozen=True):
     """What one commit brought: its events in order, and, if it was ours, its rows and the states
-    it left."""
+    it left.
+    """
 
     events: list[Recorded[Event]]
     rows: Rows | None = None
@@ -131,7 +132,8 @@ class Writer(Generic[C, S, A]):
 
     def subscribe(self, loop: asyncio.AbstractEventLoop, listener: Listener) -> Callable[[], None]:
         """Calls `listener` on `loop` after each commit, ours and others', in order; returns how
-        to stop that."""
+        to stop that.
+        """
         entry = (loop, listener)
         self._listeners = [*self._listeners, entry]
 

@@ -24,9 +24,7 @@ BACKOFF_FIRST_MS: Final = 200
 BACKOFF_MAX_MS: Final = 300_000
 
 
-def project(
-    recorded: Recorded[Event], before: RunState | None, after: RunState
-) -> list[RowChange]:
+def project(recorded: Recorded[Event], before: RunState | None, after: RunState) -> list[RowChange]:
     """Returns the rows of every read model that an event of a run's stream changes."""
     event = cast("RunEvent", recorded.data)
     run = after.run
@@ -65,16 +63,12 @@ def project(
                 _opened(recorded, "terminate", event.instance_id, event.host, recorded.at)
             )
         case e.RetryParamsRequested():
-            changes.append(
-                _opened(recorded, "params", event.failed_instance_id, None, recorded.at)
-            )
+            changes.append(_opened(recorded, "params", event.failed_instance_id, None, recorded.at))
         case e.RetryParamsLoaded() | e.RetryParamsFailed() | e.TimerFired():
             changes.append(_closed(_cause(recorded)))
         case e.ChildRequested():
             changes.append(_child_row(run_id, after, event.child_key))
-            changes.append(
-                _opened(recorded, "child_submit", event.child_run_id, None, recorded.at)
-            )
+            changes.append(_opened(recorded, "child_submit", event.child_run_id, None, recorded.at))
         case e.ChildSubmitFailed():
             changes.append(_child_row(run_id, after, event.child_key))
             changes.append(_closed(_cause(recorded)))
@@ -86,9 +80,7 @@ def project(
             changes.append(_closed(_cause(recorded)))  # of a signal: there is no such row
         case e.ChildCancelRequested():
             changes.append(_child_row(run_id, after, event.child_key))
-            changes.append(
-                _opened(recorded, "child_cancel", event.child_run_id, None, recorded.at)
-            )
+            changes.append(_opened(recorded, "child_cancel", event.child_run_id, None, recorded.at))
         case e.ChildCancelDelivered():
             changes.append(_closed(_cause(recorded)))
         case e.SignalReceived():

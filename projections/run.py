@@ -368,9 +368,7 @@ def _runs(state: RunState, instance: Instance, recorded: Recorded[Event]) -> Run
     )
 
 
-def _ended(
-    state: RunState, recorded: Recorded[Event], attempt: int, **changes: object
-) -> RunState:
+def _ended(state: RunState, recorded: Recorded[Event], attempt: int, **changes: object) -> RunState:
     instance = _instance(state, attempt, recorded)
     if instance.ended:
         raise corrupt(recorded, f"the instance ended before, {instance.phase}")
@@ -487,7 +485,9 @@ def taken_signal(state: RunState, signal_id: str, recorded: Recorded[Event]) -> 
     raise corrupt(recorded, f'signal "{signal_id}" is not there to take')
 
 
-def _end(state: RunState, status: e.RunEnd, recorded: Recorded[Event], **changes: object) -> RunState:
+def _end(
+    state: RunState, status: e.RunEnd, recorded: Recorded[Event], **changes: object
+) -> RunState:
     return _with(
         state, status=status, ended_at=recorded.at, ended_position=recorded.position, **changes
     )

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Final
 
 REVISIONS: Final = ("0001",)
+
+
+def upgrade(path: Path) -> None:
+    """Runs every migration that the file lacks."""
+    raise NotImplementedError
