@@ -55,7 +55,7 @@ class Superseded(BaseException):
 
 
 class SignalInvalid(InputInvalid):
-    """Says that a signal's data does not fit what the wait asked for; the next wait takes the next."""
+    """Says that a signal's data does not fit what its wait asked for; the next takes the next."""
 
     code = "SIGNAL_INVALID"
 

@@ -1,5 +1,6 @@
-"""The local engine: plays run in this process, async ones on a loop thread of their own, plain ones
-in threads, and with isolation `process` each in a process of its own.
+"""The local engine: plays run on this machine, for one node.
+
+Async plays run on a loop thread of their own, plain ones in threads.
 
 A local create is one append of `instance.created` and `instance.started` with this node as host;
 whoever gets it in runs the play, a loser does nothing (CONTRACTS A.10).  Only the host judges its
@@ -9,13 +10,11 @@ live instances.  After a crash of the host nothing here survives, and nothing ha
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 import tempfile
 import threading
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -27,7 +26,7 @@ from engines.journal import Journal, sanitise
 from engines.plays import Play, Plays
 from handlers.acts import instance_ref
 from handlers.commands import Command
-from handlers.engine import CreateRequest, EngineStatus, EngineTransient
+from handlers.engine import CreateRequest, EngineStatus
 from handlers.port import InstanceRef, Port, RunLog, decode_params
 from ledger import events as e
 from ledger.canonical import Json
@@ -133,7 +132,7 @@ class LocalEngine:
         self._loop.call_soon_threadsafe(stop)
 
     async def shut_down(self, grace_s: float) -> bool:
-        """Waits for what runs, then ends the rest as `coordinator_shutdown`; says if it was clean."""
+        """Waits for what runs, ends the rest as `coordinator_shutdown`; says if it was clean."""
         return await self._over_there(self._shut_down(grace_s))
 
     async def close(self) -> None:
@@ -222,7 +221,7 @@ class LocalEngine:
             params = decode_params(instance.request.params)
             files = await self._materialise(params.get("files", []))
             context = self._context(instance, journal, files)
-            value = await self._call(play, context, params.get("input"), instance)
+            value = await self._call(play, context, params.get("input"))
             result = play.write_result(value)
             await journal.settle()
             await journal.close()
@@ -246,7 +245,7 @@ class LocalEngine:
             return self._error(ref, "user_error", type(error).__name__, error)
         return self._result(ref, result)
 
-    async def _call(self, play: Play, context: Run, value: Json, instance: LocalInstance) -> Any:
+    async def _call(self, play: Play, context: Run, value: Json) -> Any:
         arguments: tuple[Any, ...] = (context,)
         if play.takes_input:
             arguments = (context, play.read_input(value))
@@ -371,7 +370,7 @@ class LocalEngine:
                 fresh = folder / f".{threading.get_ident()}"
                 fresh.write_bytes(content)
                 fresh.chmod(0o444)
-                os.replace(fresh, path)
+                fresh.replace(path)
             found[str(item["name"])] = path
         return found
 
@@ -417,6 +416,3 @@ def describe_error(error: BaseException | None, code: str) -> Json:
         "stack": [sanitise(line, 400) for line in lines],
         "type": type(error).__name__,
     }
-
-
-__all__ = ["EngineTransient", "Future", "LocalEngine"]

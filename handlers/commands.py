@@ -93,5 +93,5 @@ def fact_id(command: Command, fact: Event) -> str:
 
 
 def wait_id(kind: e.WaitKind, key: str, ordinal: int) -> str:
-    """Returns the id of the n-th wait for a key in an attempt; a later attempt asks for the same."""
+    """Returns the id of the n-th wait for a key; a later attempt asks for the same."""
     return f"{kind}/{key}/{ordinal}"

@@ -1,8 +1,8 @@
 """Whether a fact may be recorded: `decide(command, state, at)`, pure.
 
 It validates and nothing else: every choice that follows is made by `react`.  A refusal changes
-nothing, but for the two that are recorded once each (CONTRACTS A.12): the output of an instance that
-is no longer the current one, and the first cancel after the end.
+nothing, but for the two that are recorded once each (CONTRACTS A.12): the output of an instance
+that is no longer the current one, and the first cancel after the end.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def nodes_dir(database: Path) -> Path:
 
 
 class Node:
-    """This process as a node; `lost` says that somebody took it for dead."""
+    """A process as a node; `lost` says that somebody took it for dead."""
 
     def __init__(self, database: Path) -> None:
         folder = nodes_dir(database)
@@ -101,7 +101,7 @@ class Watch:
             os.close(descriptor)
 
     def remove(self, host: str) -> None:
-        """Takes a dead host's file away, so that it knows when it wakes, and others see it at once."""
+        """Takes a dead host's file away, so that it knows when it wakes, and others see it."""
         (self._folder / host).unlink(missing_ok=True)
         self._seen.pop(host, None)
 

@@ -167,7 +167,7 @@ def _claim(state: RunState, failed_instance_id: str) -> Choices:
 
 
 def _not_before(state: RunState, event: e.RetryClaimed, recorded: Recorded[Event]) -> int | None:
-    """The first retry of a budget starts at once, the later ones wait; a play may ask for a wait."""
+    """The first retry of a budget starts at once, later ones wait; a play may ask for a pause."""
     asked = state.instances[event.failed_attempt].retry_after_ms
     if asked is not None:
         return recorded.at + asked

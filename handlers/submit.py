@@ -27,7 +27,7 @@ PARAMS_PLACE: Final = "run.submitted/submit/params"
 
 
 class PlayInfo(Struct, frozen=True):
-    """What a submit has to know of a play; `check` raises InputInvalid for an input it refuses."""
+    """What a submit has to know of a play; `check` raises InputInvalid for what it refuses."""
 
     name: str
     digest: str | None = None
@@ -44,7 +44,7 @@ class StagedFile(Struct, frozen=True):
 
 
 class Submission(Struct, frozen=True, kw_only=True):
-    """A request to run a play.  `files` are references of files stored before, `staged` new ones."""
+    """A request to run a play; `files` refer to files stored before, `staged` are new ones."""
 
     run_id: str
     play_name: str

@@ -1,7 +1,8 @@
 """The sweep: finds what died, in read models, and lets the writer decide.
 
-It goes from unfinished instances to their hosts, never from the files, so a finder that dies half-way
-leaves work for the next one.  Every process that writes looks at start, nodes look every second.
+It goes from unfinished instances to their hosts, never from the files, so a finder that dies
+half-way leaves work for the next one.  Every process that writes looks at start, nodes look every
+second.
 """
 
 from __future__ import annotations

@@ -21,11 +21,11 @@ from ledger.upcast import UPCASTERS, upcast
 
 LEAF_BYTES_MAX = 16_384
 
-E = TypeVar("E", bound=Event, covariant=True)
+E_co = TypeVar("E_co", bound=Event, covariant=True)
 
 
 class Recorded(
-    Struct, Generic[E], frozen=True, gc=False, kw_only=True, omit_defaults=True,
+    Struct, Generic[E_co], frozen=True, gc=False, kw_only=True, omit_defaults=True,
     forbid_unknown_fields=True,
 ):  # fmt: skip
     """An event with its envelope, as it stands in the log; the fields are the stored attributes."""
@@ -33,7 +33,7 @@ class Recorded(
     actor: str
     causationid: str | None = None
     correlationid: str
-    data: E
+    data: E_co
     id: str
     schemaversion: int
     sequence: str

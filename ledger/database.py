@@ -236,8 +236,9 @@ def _configure_reader(connection: Any, _record: object) -> None:
 
 
 def _read_mode(path: Path) -> str:
-    """A reader of a WAL file needs the folder writable for the -shm; a copy on a read-only one
-    does not change, so it may be read as immutable.
+    """Returns `ro`, or `immutable` for a file in a folder that cannot be written.
+
+    A reader of a WAL file needs a -shm beside it; what lies in a read-only folder does not change.
     """
     return "ro" if os.access(path.parent, os.W_OK) else "ro&immutable=1"
 

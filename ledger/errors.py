@@ -4,7 +4,8 @@
     +- Refused         the request is wrong; nothing was stored
     |  +- InputInvalid, JsonInvalid, TooLarge, IdInvalid, PlayNotFound
     +- Conflict        right for another state of the run
-    |  +- RunConflict, RunTerminal, RunTooLarge, StaleAttempt, ChildKeyConflict, WrongExpectedVersion
+    |  +- RunConflict, RunTerminal, RunTooLarge, StaleAttempt, ChildKeyConflict,
+    |     WrongExpectedVersion
     +- NotFound
     |  +- RunNotFound, FileNotStaged, IntentNotFound
     +- Ended           what was awaited ended otherwise
@@ -242,6 +243,6 @@ class CorruptStream(PlayledgerError):
 
 
 class Reseal(PlayledgerError):
-    """Asks the submitter to seal again under the run's own key (CONTRACTS A.5); never seen outside."""
+    """Asks the submitter to seal again under the run's own key (CONTRACTS A.5)."""
 
     code = "RESEAL"

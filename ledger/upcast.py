@@ -38,7 +38,7 @@ def upcast(
         step = upcasters.get((type_name, schema))
         if step is None:
             raise SchemaNewer(
-                f"{type_name} has schema {stored}, and no upcaster leads from {schema} to {current}",
+                f"{type_name} has schema {stored}: no upcaster leads from {schema} to {current}",
                 code="UPCASTER_MISSING",
                 hint="upgrade playledger; nothing was changed",
             )

@@ -2,8 +2,9 @@
 
 Authoritative for the order of the log.  Under the write lock it reads the head, stamps the time,
 runs each command through `transact`, writes everything with one `executemany` per table, commits,
-and wakes everybody once per event loop.  A kill at any instant leaves the whole batch or none of it;
-callers that heard nothing find out by asking again, because every id is derived (CONTRACTS A.8).
+and wakes everybody once per event loop.  A kill at any instant leaves the whole batch or none of
+it; callers that heard nothing find out by asking again, because every id is derived (CONTRACTS
+A.8).
 
 Owned by the thread: its connection, the state cache, the names.  Other threads only use `submit`,
 `run_job`, `subscribe` and `close`.
@@ -48,9 +49,7 @@ log = structlog.get_logger("ledger.writer")
 
 
 class Committed(Struct, frozen=True):
-    """What one commit brought: its events in order, and, if it was ours, its rows and the states
-    it left.
-    """
+    """What one commit brought: its events, and, if it was ours, its rows and the states it left."""
 
     events: list[Recorded[Event]]
     rows: Rows | None = None
@@ -131,8 +130,9 @@ class Writer(Generic[C, S, A]):
         return await self._offer(job=job)
 
     def subscribe(self, loop: asyncio.AbstractEventLoop, listener: Listener) -> Callable[[], None]:
-        """Calls `listener` on `loop` after each commit, ours and others', in order; returns how
-        to stop that.
+        """Calls `listener` on `loop` after each commit, ours and others', in order.
+
+        Returns how to stop that.
         """
         entry = (loop, listener)
         self._listeners = [*self._listeners, entry]

@@ -48,9 +48,9 @@ from projections.load import (
     RunLine,
     RunView,
     outbox_query,
+    recent_runs_query,
     run_query,
     runs_query,
-    similar_runs_query,
     view_query,
 )
 from projections.state import Run
@@ -193,7 +193,7 @@ class Ledger:
         """Returns the error for a run that is not there, with the nearest that is."""
         import difflib
 
-        known = await self.log.reader.ask(similar_runs_query(run_id))
+        known = await self.log.reader.ask(recent_runs_query())
         near = difflib.get_close_matches(run_id, known, 1)
         hint = f"did you mean {quote(near[0])}? " if near else ""
         return RunNotFound(

@@ -237,8 +237,8 @@ def _lines(rows: Rows) -> list[RunLine]:
 _WAITS: Final = Decoder(list[Wait])
 
 
-def similar_runs_query(run_id: str) -> Query[list[str]]:
-    """Asks for run ids among which a mistyped one may be found."""
+def recent_runs_query() -> Query[list[str]]:
+    """Asks for the newest run ids, among which a mistyped one may be found."""
     return Query(
         "select run_id from runs order by position desc limit 500",
         (),

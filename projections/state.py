@@ -17,7 +17,6 @@ from ledger.events import (
     Lineage,
     OnParentEnd,
     Policy,
-    RunEnd,
     Seal,
     TerminateReason,
     WaitKind,
@@ -132,7 +131,7 @@ class Run(Value, frozen=True):
 
 
 class Instance(Value, frozen=True):
-    """One attempt; `terminate_intent` and `timer_intent` are its outbox rows while they are open."""
+    """One attempt; `terminate_intent` and `timer_intent` are its outbox rows while open."""
 
     instance_id: str
     attempt: int
@@ -163,7 +162,7 @@ class Instance(Value, frozen=True):
 
 
 class Child(Value, frozen=True):
-    """A child as its parent sees it; without `child_run_id` its terminal came before its request."""
+    """A child as its parent sees it; without `play_name` its terminal came before its request."""
 
     child_key: str
     status: ChildStatus
@@ -246,6 +245,3 @@ class RunState(Struct, frozen=True, gc=False):
             key=lambda wait: wait.position,
             default=None,
         )
-
-
-__all__ = ["RunEnd", "RunState"]
