@@ -31,6 +31,7 @@ from handlers.port import InstanceRef, Port, RunLog, decode_params
 from ledger import events as e
 from ledger.canonical import Json
 from ledger.errors import Conflict, PlayledgerError, RunTerminal, Unavailable
+from ledger.failpoint import failpoint
 from ledger.ids import run_stream
 from ledger.seal import BlobRef
 from ledger.vault import ValueGone
@@ -106,10 +107,11 @@ class LocalEngine:
         """How many instances run here, waiting ones included."""
         return len(self._instances)
 
-    def lose_everything(self) -> None:
-        """Stops every instance without a word: others have ended them already."""
+    def lose_everything(self, host: str) -> None:
+        """Stops every instance without a word, others have ended them; the next get a new host."""
 
         def stop() -> None:
+            self._host = host
             for instance in list(self._instances.values()):
                 instance.silent = True
                 if instance.task is not None:
@@ -173,6 +175,7 @@ class LocalEngine:
         if answer.replayed and not self._ours(answer.recorded, request.instance_id):
             self._slots.release()
             return
+        failpoint("before_play")
         instance = LocalInstance(ref, request)
         self._instances[request.instance_id] = instance
         instance.task = self._loop.create_task(self._live(instance))
@@ -196,7 +199,9 @@ class LocalEngine:
         try:
             report = await self._run_play(instance)
             if report is not None and not instance.silent:
+                failpoint("before_end_report")
                 await self._report(report)
+                failpoint("after_end_report")
         except asyncio.CancelledError:
             if not instance.silent:
                 raise

@@ -26,6 +26,7 @@ from ledger.errors import (
     Unavailable,
 )
 from ledger.events import Event, RunEvent
+from ledger.failpoint import failpoint
 from ledger.ids import run_stream
 from ledger.vault import ValueGone
 from projections.load import run_query
@@ -61,11 +62,11 @@ class Acts:
         return {"version": self._submitter.version, "plays": self._submitter.plays}
 
     def lose_everything(self) -> None:
-        """Stops every local instance: another node took this one for dead."""
+        """Stops every local instance: another node took this one for dead, it has a new id now."""
         for engine in self._engines.values():
             stop = getattr(engine, "lose_everything", None)
             if stop is not None:
-                stop()
+                stop(self._node.id)
 
     async def release(self) -> None:
         """Gives up this node's leases."""
@@ -92,7 +93,9 @@ class Acts:
                 intent_id=intent.id,
                 params=params,
             )
+            failpoint("before_create")
             await engine.create(request)
+            failpoint("after_create")
         except RunTerminal:
             await self._create_failed(ref, intent, "permanent", tries, "RUN_TERMINAL")
         except ValueGone as error:
@@ -108,7 +111,9 @@ class Acts:
         asked = cast("e.InstanceTerminateRequested", intent.data)
         run = await self._run(intent)
         engine = self._engines.get(run.engine)
+        failpoint("before_terminate")
         found = engine is not None and await engine.terminate(asked.instance_id, asked.reason)
+        failpoint("after_terminate")
         if found:
             return False  # its own end closes the row
         await self._outcome(
@@ -123,7 +128,9 @@ class Acts:
         run = await self._run(intent)
         fact: RunEvent
         try:
+            failpoint("before_params_load")
             params = await self._log.vault.reveal_bytes(run.params, subject=intent.subject)
+            failpoint("after_params_load")
             decode_params(params)
             fact = e.RetryParamsLoaded(
                 failed_instance_id=asked.failed_instance_id, bytes=len(params)
@@ -144,6 +151,7 @@ class Acts:
             await self._child_failed(intent, asked, "PARENT_TERMINAL")
             return
         params = decode_params(await self._log.vault.reveal_bytes(parent.params))
+        failpoint("before_child_submit")
         try:
             answer = await self._submitter.submit(
                 Submission(
@@ -173,12 +181,14 @@ class Acts:
         except PlayledgerError as error:
             await self._child_failed(intent, asked, error.code)
             return
+        failpoint("after_child_submit")
         if answer.recorded is not None and answer.recorded.causationid != intent.id:
             await self._child_failed(intent, asked, "RUN_CONFLICT")
 
     async def cancel_child(self, intent: Recorded[Event]) -> None:
         """Cancels a child as anybody would, and records what it answered."""
         asked = cast("e.ChildCancelRequested", intent.data)
+        failpoint("before_child_cancel")
         try:
             answer = await self._log.transact(
                 Command(
@@ -192,6 +202,7 @@ class Acts:
             said = str(error.details.get("status", "ended"))
         except RunNotFound:
             said = "not_found"
+        failpoint("after_child_cancel")
         await self._outcome(intent, e.ChildCancelDelivered(child_key=asked.child_key, answer=said))
 
     async def tell_parent(self, intent: Recorded[Event]) -> None:
@@ -224,6 +235,7 @@ class Acts:
                 fact = e.ChildTerminalSet(
                     event_key=key, child_run_id=run_id, status="cancelled", source="child"
                 )
+        failpoint("before_child_terminal")
         await self._log.transact(
             Command(
                 stream=run_stream(end.parent.run_id),
@@ -232,6 +244,7 @@ class Acts:
                 cause=intent.id,
             )
         )
+        failpoint("after_child_terminal")
 
     async def fire_timer(self, intent: Recorded[Event]) -> None:
         """Records that a time has come."""
@@ -245,8 +258,10 @@ class Acts:
                 purpose = "timeout"
             case _:
                 raise EngineError(f"{intent.type} arms no timer", code="NO_TIMER")
+        failpoint("before_timer_fired")
         try:
             await self._outcome(intent, e.TimerFired(purpose=purpose, armed_by=intent.id))
+            failpoint("after_timer_fired")
         except IntentNotFound:
             return  # not due by the log's clock yet: it is looked at again
 

@@ -18,7 +18,7 @@ import structlog
 from handlers.acts import Acts
 from handlers.commands import Command
 from handlers.engine import Engine, EngineError
-from handlers.node import Node, Watch
+from handlers.node import FROZEN_S, Node, Watch
 from handlers.outbox import (
     Scope,
     born_leased,
@@ -36,6 +36,7 @@ from ledger import events as e
 from ledger.codec import Recorded
 from ledger.errors import PlayledgerError, Unavailable
 from ledger.events import Event
+from ledger.failpoint import failpoint
 from ledger.rows import Patch
 from ledger.vault import expire_orphans
 from ledger.writer import Clock, Committed
@@ -60,12 +61,14 @@ class EffectLoop:
         scope: Scope,
         submitter: Submitter,
         clock: Clock,
+        *,
+        frozen_s: float = FROZEN_S,
     ) -> None:
         self._log = run_log
         self._node = node
         self._scope = scope
         self._clock = clock
-        self._watch = Watch(run_log.path)
+        self._watch = Watch(run_log.path, frozen_s=frozen_s)
         self._port = Port(run_log)
         self._acts = Acts(run_log, self._port, node, engines, submitter)
         self._held: dict[str, OutboxRow] = {}
@@ -183,6 +186,7 @@ class EffectLoop:
             if not rows:
                 break
             got = set(await self._log.run_job(take(self._node.id, rows)))
+            failpoint("after_lease")
             for row in rows:
                 if row.intent_id in got:
                     self._hold(row)
@@ -209,8 +213,21 @@ class EffectLoop:
             await asyncio.sleep(SWEEP_S)
             self._sweeps += 1
             if self._node.lost:
-                self._acts.lose_everything()
+                await self._guarded(self._begin_again)
             await self._guarded(self._sweep)
+
+    async def _begin_again(self) -> None:
+        """Becomes another node: others took this one for dead, and end what it had (A.10)."""
+        lost = self._node.id
+        self._node.renew()
+        log.warning("this node was taken for dead and begins again", was=lost, now=self._node.id)
+        self._acts.lose_everything()
+        self._held.clear()
+        self._due.clear()
+        self._intents.clear()
+        if not self._draining:
+            self._log.writer.before_flush = born_leased(self._node.id, self._scope)
+        await self._record_node(e.NodeStarted(node_id=self._node.id, **self._acts.described()))
 
     async def _sweep(self) -> None:
         await sweep(self._log, self._watch, self._node.id)

@@ -10,6 +10,7 @@ The log's order is the queue's order, so `verify` can make the same choices agai
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Final, cast
 
 from msgspec import Struct
@@ -63,6 +64,16 @@ class Answer(Struct, frozen=True):
     replayed: bool
 
 
+def look_ahead(transaction: Transaction[State], commands: Sequence[Command]) -> None:
+    """Asks once for a whole batch what each of its commands would ask for itself."""
+    ids = transaction.first_ids
+    for command in commands:
+        if not isinstance(command.fact, e.RunSubmitted):
+            ids[id(command)] = fact_id(command, command.fact)
+    streams = dict.fromkeys(command.stream for command in commands)
+    transaction.look_ahead(list(ids.values()), list(streams))
+
+
 def execute(transaction: Transaction[State], command: Command) -> Answer:
     """Performs a command inside a group commit; raises what it is refused with."""
     if command.stream == SYSTEM:
@@ -72,7 +83,7 @@ def execute(transaction: Transaction[State], command: Command) -> Answer:
         if state is not None:
             return _resubmitted(transaction, command, command.fact, state)
     else:
-        recorded = transaction.find(fact_id(command, command.fact))
+        recorded = transaction.find(_first_id(transaction, command))
         if recorded is not None and _stands(command, recorded):
             return Answer(recorded, state, (), recorded.position, replayed=True)
     version = 0 if state is None else state.run.version
@@ -107,7 +118,7 @@ def _append(
     staged = transaction.stage()
     changes: list[RowChange] = []
     queue: deque[tuple[RunEvent, str, str | None]] = deque(
-        (fact, fact_id(command, fact), _cause(command, fact)) for fact in facts
+        (fact, _fact_id(transaction, command, fact), _cause(command, fact)) for fact in facts
     )
     while queue:
         event, identity, cause = queue.popleft()
@@ -241,10 +252,21 @@ def _state(transaction: Transaction[State], stream: str) -> RunState | None:
     found = transaction.state(stream)
     if isinstance(found, RunState):
         return found
+    if transaction.absent(stream):
+        return None
     loaded = load(transaction.connection, stream.removeprefix("run/"))
     if loaded is not None:
         transaction.remember(stream, loaded, keep=not loaded.run.terminal)
     return loaded
+
+
+def _fact_id(transaction: Transaction[State], command: Command, fact: RunEvent) -> str:
+    return _first_id(transaction, command) if fact is command.fact else fact_id(command, fact)
+
+
+def _first_id(transaction: Transaction[State], command: Command) -> str:
+    known = transaction.first_ids.get(id(command))
+    return fact_id(command, command.fact) if known is None else known
 
 
 def _first(transaction: Transaction[State], stream: str) -> Recorded[Event]:

@@ -19,6 +19,8 @@ from typing import Final
 
 import structlog
 
+from ledger.failpoint import failpoint
+
 TOUCH_S: Final = 3.0
 FROZEN_S: Final = 15.0
 log = structlog.get_logger("handlers.node")
@@ -32,13 +34,11 @@ def nodes_dir(database: Path) -> Path:
 class Node:
     """A process as a node; `lost` says that somebody took it for dead."""
 
-    def __init__(self, database: Path) -> None:
-        folder = nodes_dir(database)
-        folder.mkdir(exist_ok=True)
-        self.id = "n-" + secrets.token_hex(4)
-        self._path = folder / self.id
-        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+    def __init__(self, database: Path, *, touch_s: float = TOUCH_S) -> None:
+        self._folder = nodes_dir(database)
+        self._folder.mkdir(exist_ok=True)
+        self._touch_s = touch_s
+        self._begin()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._touch, name="node", daemon=True)
         self._thread.start()
@@ -48,6 +48,11 @@ class Node:
         """Whether the file is gone: others have ended this node's instances."""
         return not self._path.exists()
 
+    def renew(self) -> None:
+        """Becomes another node; what the old one had is for others to end."""
+        os.close(self._descriptor)
+        self._begin()
+
     def close(self) -> None:
         """Takes the file away and lets go of the lock."""
         self._stopped.set()
@@ -55,12 +60,20 @@ class Node:
         self._path.unlink(missing_ok=True)
         os.close(self._descriptor)
 
+    def _begin(self) -> None:
+        self.id = "n-" + secrets.token_hex(4)
+        self._path = self._folder / self.id
+        failpoint("before_node_file")
+        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        failpoint("after_node_file")
+
     def _touch(self) -> None:
-        while not self._stopped.wait(TOUCH_S):
+        while not self._stopped.wait(self._touch_s):
             try:
                 os.utime(self._path)
             except FileNotFoundError:
-                return
+                continue  # taken for dead: the loop sees it too, and begins again
             except OSError as error:
                 log.warning("cannot touch the node's file", error=str(error))
 
@@ -77,10 +90,12 @@ class Watch:
         database: Path,
         *,
         by_touch: bool = True,
+        frozen_s: float = FROZEN_S,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._folder = nodes_dir(database)
         self._by_touch = by_touch
+        self._frozen_s = frozen_s
         self._monotonic = monotonic
         self._seen: dict[str, tuple[int, float]] = {}
 
@@ -111,4 +126,4 @@ class Watch:
         if before is None or before[0] != touched:
             self._seen[host] = (touched, now)
             return False
-        return now - before[1] >= FROZEN_S
+        return now - before[1] >= self._frozen_s

@@ -20,6 +20,7 @@ from handlers.port import RunLog
 from ledger import events as e
 from ledger.canonical import Json, canonical
 from ledger.errors import PlayNotFound, Reseal, TooLarge
+from ledger.failpoint import failpoint
 from ledger.ids import check_run_id, quote, run_stream
 from ledger.seal import blob_ref, request_digest, seal
 
@@ -154,6 +155,7 @@ class Submitter:
             ),
             policy=policy,
         )
+        failpoint("before_submit")
         answer = await self._log.transact(
             Command(
                 stream=stream,
@@ -164,6 +166,7 @@ class Submitter:
                 run_key=key,
             )
         )
+        failpoint("after_submit")
         vault.learn_key(run_id, key)
         vault.learn(sealed, params)
         return answer

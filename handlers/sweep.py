@@ -22,6 +22,7 @@ from handlers.outbox import (
 )
 from handlers.port import RunLog
 from ledger import events as e
+from ledger.failpoint import failpoint
 from ledger.ids import run_stream
 
 
@@ -36,9 +37,12 @@ async def sweep(log: RunLog, watch: Watch, own: str | None) -> int:
     actor = "node/" + own if own is not None else "cli/local"
     ended = 0
     for host in sorted(dead):
+        failpoint("before_node_removed")
         watch.remove(host)
+        failpoint("after_node_removed")
         if host in hosts:
             ended += await _end_instances(log, host, actor)
+            failpoint("after_losses")
         if host in asked:
             await _settle_asked(log, host, actor)
         if host in holders:

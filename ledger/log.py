@@ -31,6 +31,7 @@ from ledger.database import (
 )
 from ledger.errors import LogReadOnly, SchemaOlder
 from ledger.events import Event, LogCreated
+from ledger.failpoint import failpoint
 from ledger.ids import event_id
 from ledger.lock import WriteLock
 from ledger.merkle import CompactRange
@@ -79,6 +80,7 @@ class Log(Generic[C, S, A]):
         path: Path,
         schema: Schema,
         transact: Callable[[Transaction[S], C], A],
+        look_ahead: Callable[[Transaction[S], Sequence[C]], None],
         *,
         clock: Clock = system_clock,
         scope: str = "default",
@@ -93,7 +95,7 @@ class Log(Generic[C, S, A]):
             prepare(path, schema, scope=scope, clock=clock)
             with explaining(path):
                 engine = writer_engine(path)
-                writer = Writer(path, engine, transact, schema.tables, clock, **options)
+                writer = Writer(path, engine, transact, look_ahead, schema.tables, clock, **options)
             log = cls(path, writer)
         await log.reader.open()
         if read_only:
@@ -258,6 +260,7 @@ def _has_tables(connection: sqlite3.Connection) -> bool:
 
 def _create(connection: sqlite3.Connection, schema: Schema, scope: str, clock: Clock) -> None:
     """Makes a new log: schema, head and `log.created` at position 1, in one transaction."""
+    failpoint("before_schema")
     connection.execute("begin immediate")
     try:
         create_schema(connection, schema.metadata, REVISIONS[-1])
@@ -282,7 +285,9 @@ def _create(connection: sqlite3.Connection, schema: Schema, scope: str, clock: C
         )
         transaction.accept(staged, SYSTEM, None, (), keep=False)
         transaction.flush()
+        failpoint("before_schema_commit")
         connection.execute("commit")
+        failpoint("after_schema_commit")
     except BaseException:
         connection.execute("rollback")
         raise

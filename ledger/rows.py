@@ -1,12 +1,17 @@
 """How rows are written: one compiled statement per table and kind, from the Core tables.
 
-The writer, the rebuild and the check of the read models write the same rows by these.
+The writer, the rebuild and the check of the read models write the same rows by these.  Several rows
+go into one statement: the driver lets go of the interpreter at every step, and beside busy threads
+getting it back costs more than the row (`executemany` steps once a row).
 """
 
 from __future__ import annotations
 
+import re
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from itertools import chain
 from typing import Final
 
 from msgspec import Struct
@@ -44,6 +49,8 @@ class TableWrites(Struct, frozen=True):
     patched: tuple[int, ...]
 
 
+_VALUES: Final = re.compile(r"\bvalues\s*(\([^)]*\))", re.IGNORECASE)
+CHUNKS: Final = (64, 16, 4, 1)
 _DIALECT: Final = sqlite.dialect(paramstyle="qmark")
 
 
@@ -100,7 +107,7 @@ class RowBuffer:
             rows[change.key] = row
 
     def flush(self, connection: sqlite3.Connection) -> None:
-        """Writes everything: one `executemany` per table and kind."""
+        """Writes everything, table by table."""
         for name, rows in self.rows.items():
             if not rows:
                 continue
@@ -113,18 +120,57 @@ class RowBuffer:
                     patches.append(row.values + key)
                 else:
                     upserts.append(row)
-            if upserts:
-                connection.executemany(writes.upsert, upserts)
+            write_rows(connection, writes.upsert, upserts)
             if patches:
                 connection.executemany(writes.patch, patches)
-            if deletes:
-                connection.executemany(writes.delete, deletes)
+            delete_rows(connection, writes.delete, deletes)
 
     def _merged(self, table: str, before: Row, patch: Patch) -> Row:
         values = list(before)
         for place, value in zip(self._tables[table].patched, patch.values, strict=True):
             values[place] = value
         return tuple(values)
+
+
+def write_rows(connection: sqlite3.Connection, sql: str, rows: Sequence[Row]) -> None:
+    """Runs an `INSERT ... VALUES (...)` for many rows in few statements, in order."""
+    _in_chunks(connection, sql, rows, _for_rows)
+
+
+def delete_rows(connection: sqlite3.Connection, sql: str, keys: Sequence[Key]) -> None:
+    """Runs a `DELETE ... WHERE key = ?` for many keys in few statements."""
+    if keys and len(keys[0]) > 1:
+        connection.executemany(sql, keys)
+    else:
+        _in_chunks(connection, sql, keys, _for_keys)
+
+
+def _in_chunks(
+    connection: sqlite3.Connection,
+    sql: str,
+    rows: Sequence[Row],
+    statement: Callable[[str, int], str],
+) -> None:
+    start = 0
+    for size in CHUNKS:
+        while len(rows) - start >= size:
+            part = rows[start : start + size]
+            connection.execute(statement(sql, size), tuple(chain.from_iterable(part)))
+            start += size
+
+
+@lru_cache(maxsize=256)
+def _for_rows(sql: str, rows: int) -> str:
+    group = _VALUES.search(sql)
+    if group is None:
+        raise AssertionError(sql)
+    start, end = group.span(1)
+    return sql[:start] + ", ".join([group[1]] * rows) + sql[end:]
+
+
+@lru_cache(maxsize=256)
+def _for_keys(sql: str, rows: int) -> str:
+    return sql.replace("= ?", f"IN ({', '.join('?' * rows)})")
 
 
 def _any(name: str) -> BindParameter[Value]:

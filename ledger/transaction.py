@@ -7,16 +7,17 @@ not at all, so a refused one leaves no trace in state, head or rows (CONTRACTS A
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, Generic, TypeVar
 
+import orjson
 from msgspec import Struct
 
 from ledger.codec import Recorded, decode, encode, format_time, wire_name
 from ledger.errors import LogDamaged
 from ledger.events import SCHEMA_VERSIONS, Event
 from ledger.merkle import CompactRange, leaf_hash
-from ledger.rows import RowBuffer, RowChange, TableWrites
+from ledger.rows import RowBuffer, RowChange, TableWrites, write_rows
 
 S = TypeVar("S")
 
@@ -128,18 +129,42 @@ class Transaction(Generic[S]):
         self._cache = cache
         self._names = names
         self._ids: dict[str, Recorded[Event]] = {}
+        self._absent: set[str] = set()
+        self._absent_streams: frozenset[str] = frozenset()
+        self.first_ids: dict[int, str] = {}
         self._disclosures: dict[str, Disclosure] = {}
         self._keys: dict[str, bytes] = {}
 
     def find(self, event_id: str) -> Recorded[Event] | None:
         """Returns the recorded event of this id, this batch's included."""
         found = self._ids.get(event_id)
-        if found is not None:
+        if found is not None or event_id in self._absent:
             return found
         row = self.connection.execute(
             "select leaf from events where id = ?", (event_id,)
         ).fetchone()
         return None if row is None else decode(row[0])
+
+    def look_ahead(self, event_ids: Sequence[str], streams: Sequence[str]) -> None:
+        """Finds out for a whole batch which ids are recorded and which streams there are not."""
+        if event_ids:
+            rows = self.connection.execute(
+                "select leaf from events where id in (select value from json_each(?))",
+                (orjson.dumps(event_ids),),
+            ).fetchall()
+            self._ids.update((recorded.id, recorded) for recorded in (decode(r[0]) for r in rows))
+            self._absent.update(event_ids)
+        unknown = [s for s in streams if s not in self._cache]
+        if unknown:
+            rows = self.connection.execute(
+                "select name from streams where name in (select value from json_each(?))",
+                (orjson.dumps(unknown),),
+            ).fetchall()
+            self._absent_streams = frozenset(unknown).difference(row[0] for row in rows)
+
+    def absent(self, stream: str) -> bool:
+        """Says whether it is known already that a stream does not exist."""
+        return stream in self._absent_streams and stream not in self.states
 
     def state(self, stream: str) -> S | None:
         """Returns the stream's state if the batch or the cache holds it."""
@@ -196,12 +221,14 @@ class Transaction(Generic[S]):
         """Writes all of it and returns the new head; the caller commits."""
         connection = self.connection
         self._insert_events()
-        if self._keys:
-            connection.executemany(
-                "insert into vault_keys (subject, key) values (?, ?)", self._keys.items()
-            )
+        write_rows(
+            connection,
+            "insert into vault_keys (subject, key) values (?, ?)",
+            list(self._keys.items()),
+        )
         if self._disclosures:
-            connection.executemany(
+            write_rows(
+                connection,
                 "insert into vault_values (digest, subject, disclosure) values (?, ?, ?)"
                 " on conflict (digest) do nothing",
                 [(d.digest, d.subject, d.text) for d in self._disclosures.values()],
@@ -229,7 +256,8 @@ class Transaction(Generic[S]):
                 self._name_type(recorded.type)
         streams, types = names.streams, names.types
         first = self.position - len(self.events) + 1
-        connection.executemany(
+        write_rows(
+            connection,
             "insert into events (position, id, stream_id, version, type_id, leaf)"
             " values (?, ?, ?, ?, ?, ?)",
             [
@@ -260,7 +288,7 @@ class Transaction(Generic[S]):
                     hint="playledger projections rebuild",
                 )
             streams[name] = row[0]
-        connection.executemany("insert into streams (stream_id, name) values (?, ?)", new)
+        write_rows(connection, "insert into streams (stream_id, name) values (?, ?)", new)
 
     def _name_type(self, name: str) -> None:
         types = self._names.types

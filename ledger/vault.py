@@ -18,6 +18,7 @@ import orjson
 from ledger.canonical import Json, canonical
 from ledger.errors import NotFound, PlayledgerError, TooLarge, ValuesUnavailable
 from ledger.events import Seal
+from ledger.failpoint import failpoint
 from ledger.query import Query, Reader, first_value
 from ledger.seal import BlobRef, Sealed, digest_of, disclose
 from ledger.transaction import Disclosure
@@ -125,8 +126,11 @@ class Vault:
             )
 
         try:
+            failpoint("before_blob_put")
             await self._run_job(put)
+            failpoint("after_blob_put")
             check_blob(ref, await self._reader.ask(blob_query(ref.blob)))
+            failpoint("after_blob_read_back")
         except PlayledgerError as error:
             if isinstance(error, TooLarge):
                 raise

@@ -28,6 +28,7 @@ from ledger.codec import Recorded, decode
 from ledger.database import driver_connection, explain
 from ledger.errors import Overloaded, PlayledgerError, Unavailable
 from ledger.events import Event
+from ledger.failpoint import failpoint
 from ledger.lock import WriteLock
 from ledger.rows import Key, Patch, Row, TableWrites
 from ledger.transaction import Head, Names, Transaction, read_head
@@ -71,30 +72,36 @@ Listener = Callable[[Committed], None]
 
 
 class Writer(Generic[C, S, A]):
-    """Commits commands in groups; `transact` is what a command does inside a transaction."""
+    """Commits commands in groups.
+
+    `transact` is what a command does inside a transaction, `look_ahead` what a batch may ask for
+    once instead of every command for itself.
+    """
 
     def __init__(
         self,
         path: Path,
         engine: Engine,
         transact: Callable[[Transaction[S], C], A],
+        look_ahead: Callable[[Transaction[S], Sequence[C]], None],
         tables: dict[str, TableWrites],
         clock: Clock,
         *,
         queue_max: int = QUEUE_MAX,
         batch_max: int = BATCH_MAX,
         before_flush: Callable[[Transaction[S]], None] | None = None,
-        failpoint: Callable[[str], None] | None = None,
+        failpoint: Callable[[str], None] = failpoint,
     ) -> None:
         self._path = path
         self._engine = engine
         self._transact = transact
+        self._look_ahead = look_ahead
         self._tables = tables
         self._clock = clock
         self._queue_max = queue_max
         self._batch_max = batch_max
         self.before_flush = before_flush
-        self._failpoint = failpoint or _nothing
+        self._failpoint = failpoint
         self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
         self._lock = WriteLock(path)
         self._connection = driver_connection(engine)
@@ -220,6 +227,7 @@ class Writer(Generic[C, S, A]):
             transaction = Transaction(
                 self._connection, head, at, self._tables, self._cache, self._names
             )
+            self._look_ahead(transaction, [i.command for i in batch if i.job is None])
             for item in batch:
                 self._perform(transaction, item)
             if self.before_flush is not None:
@@ -383,7 +391,3 @@ def _wake(
 
 def _is_ours(error: BaseException) -> bool:
     return isinstance(error, sqlite3.Error | PlayledgerError)
-
-
-def _nothing(_name: str) -> None:
-    """Passes a failpoint that no test has armed."""

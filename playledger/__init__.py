@@ -1,33 +1,37 @@
 """playledger: a run coordinator whose only truth is an append-only event log."""
 
-from engines.context import Child, Retry, Run, SignalInvalid, Superseded
-from engines.plays import play
-from ledger.errors import (
-    ChildFailed,
-    ChildKeyConflict,
-    Conflict,
-    Ended,
-    FileNotStaged,
-    InputInvalid,
-    JsonInvalid,
-    LogDamaged,
-    LogFull,
-    LogLocked,
-    NotFound,
-    Overloaded,
-    PlayledgerError,
-    PlayNotFound,
-    Refused,
-    RunCancelled,
-    RunConflict,
-    RunFailed,
-    RunNotFound,
-    RunTerminal,
-    TooLarge,
-    Unavailable,
-    WrongExpectedVersion,
-)
-from playledger.embed import Ledger, RunHandle, open  # noqa: A004 - `playledger.open`
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from engines.context import Child, Retry, Run, SignalInvalid, Superseded
+    from engines.plays import play
+    from ledger.errors import (
+        ChildFailed,
+        ChildKeyConflict,
+        Conflict,
+        Ended,
+        FileNotStaged,
+        InputInvalid,
+        JsonInvalid,
+        LogDamaged,
+        LogFull,
+        LogLocked,
+        NotFound,
+        Overloaded,
+        PlayledgerError,
+        PlayNotFound,
+        Refused,
+        RunCancelled,
+        RunConflict,
+        RunFailed,
+        RunNotFound,
+        RunTerminal,
+        TooLarge,
+        Unavailable,
+        WrongExpectedVersion,
+    )
+    from playledger.embed import Ledger, RunHandle, open  # noqa: A004 - `playledger.open`
 
 __all__ = [
     "Child",
@@ -63,3 +67,25 @@ __all__ = [
     "open",
     "play",
 ]
+
+# Where a name lies, if it is no error.  A name is loaded when it is first used, because a command
+# that only prints its help must not wait a second for the database's libraries (NUMBERS T8).
+_HOMES = {
+    "Child": "engines.context",
+    "Ledger": "playledger.embed",
+    "Retry": "engines.context",
+    "Run": "engines.context",
+    "RunHandle": "playledger.embed",
+    "SignalInvalid": "engines.context",
+    "Superseded": "engines.context",
+    "open": "playledger.embed",
+    "play": "engines.plays",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_HOMES.get(name, "ledger.errors")), name)
+    globals()[name] = value
+    return value

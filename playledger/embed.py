@@ -403,10 +403,13 @@ class RunHandle(Generic[T]):
 
 
 def new_run_id(play_name: str, now_ms: int) -> str:
-    """Returns a run id nobody gave: the play and ten characters that order by time."""
+    """Returns a run id nobody gave: the play and 16 characters that order by time.
+
+    41 bits of time and 39 drawn ones: two equal ids would silently be one run.
+    """
     alphabet = "0123456789abcdefghjkmnpqrstvwxyz"
-    number = ((now_ms // 1000) << 16) | secrets.randbits(16)
-    letters = "".join(alphabet[(number >> shift) & 31] for shift in range(45, -1, -5))
+    number = (now_ms << 39) | secrets.randbits(39)
+    letters = "".join(alphabet[(number >> shift) & 31] for shift in range(75, -1, -5))
     return f"{slug(play_name)}-{letters}"
 
 

@@ -13,8 +13,8 @@ from msgspec import Struct
 from engines.local import LocalEngine
 from engines.plays import Play, Plays
 from handlers.effects import EffectLoop
-from handlers.execute import execute
-from handlers.node import Node, Watch
+from handlers.execute import execute, look_ahead
+from handlers.node import FROZEN_S, Node, Watch
 from handlers.outbox import Scope, born_leased
 from handlers.port import RunLog
 from handlers.submit import PlayInfo, Submitter
@@ -66,6 +66,7 @@ async def open_log(
         path,
         SCHEMA,
         execute,
+        look_ahead,
         clock=clock,
         scope=DEFAULT_SCOPE,
         read_only=read_only,
@@ -101,12 +102,13 @@ async def start_driver(
     family: str | None = None,
     clock: Clock = system_clock,
     max_instances: int = 64,
+    frozen_s: float = FROZEN_S,
 ) -> Driver:
     """Makes this process a node that drives the runs of these plays, or of one family."""
-    node = Node(log.path)
+    node = Node(log.path, touch_s=frozen_s / 5)
     engine = LocalEngine(log, node.id, plays, clock, max_instances=max_instances)
     scope = Scope(plays=plays.names, family=family)
-    loop = EffectLoop(log, node, {engine.name: engine}, scope, submitter, clock)
+    loop = EffectLoop(log, node, {engine.name: engine}, scope, submitter, clock, frozen_s=frozen_s)
     driver = Driver(node, engine, loop)
     driver.resumed = await loop.start()
     return driver

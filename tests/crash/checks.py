@@ -1,0 +1,196 @@
+"""What must be true of a log after a crash, and after its runs were driven to their ends."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from handlers.react import react
+from ledger import events as e
+from ledger.codec import Recorded, decode
+from ledger.database import reading
+from ledger.events import Event, Seal
+from ledger.ids import event_id
+from ledger.merkle import CompactRange, leaf_hash
+from ledger.query import ask
+from ledger.rows import RowBuffer
+from ledger.seal import BlobRef
+from ledger.transaction import read_head
+from ledger.vault import blob_query, check_blob, check_disclosure, disclosure_query
+from projections.rows import project
+from projections.run import evolve
+from projections.state import RunState
+from projections.tables import READ_MODELS, TABLES
+from tests.crash.scenarios import End
+
+
+def check_log(path: Path) -> list[Recorded[Event]]:
+    """Checks what holds at every instant, and returns the events."""
+    with reading(path) as connection:
+        assert connection.execute("pragma integrity_check").fetchone() == ("ok",)
+        events = _check_leaves(connection)
+        _check_meaning(connection, events)
+        _check_values(connection, events)
+    created = Counter(
+        (r.subject, r.data.attempt) for r in events if isinstance(r.data, e.InstanceCreated)
+    )
+    assert [key for key, count in created.items() if count > 1] == [], "two creates of one attempt"
+    return events
+
+
+def _check_leaves(connection: sqlite3.Connection) -> list[Recorded[Event]]:
+    """Positions and versions are dense, the columns repeat the leaf, the head is the tree's."""
+    tree, events = CompactRange(), []
+    versions: Counter[str] = Counter()
+    rows = connection.execute(
+        "select e.position, e.id, s.name, e.version, t.name, e.leaf from events e"
+        " join streams s using (stream_id) join event_types t using (type_id) order by position"
+    )
+    for number, (position, identity, stream, version, kind, leaf) in enumerate(rows, 1):
+        recorded = decode(leaf)
+        versions[stream] += 1
+        assert (position, version) == (number, versions[stream])
+        assert (recorded.position, recorded.id, recorded.subject) == (position, identity, stream)
+        assert (recorded.streamversion, recorded.type) == (version, kind)
+        tree.append(leaf_hash(leaf))
+        events.append(recorded)
+    head = read_head(connection)
+    assert (head.position, head.range) == (len(events), tree.dump())
+    return events
+
+
+def _check_meaning(connection: sqlite3.Connection, events: list[Recorded[Event]]) -> None:
+    """The read models are the fold of the log, and every choice is made again as recorded."""
+    known = {recorded.id: recorded for recorded in events}
+    states: dict[str, RunState] = {}
+    rows = RowBuffer(TABLES)
+    for recorded in events:
+        if not recorded.subject.startswith("run/"):
+            continue
+        before = states.get(recorded.subject)
+        state = states[recorded.subject] = evolve(before, recorded)
+        rows.add(project(recorded, before, state))
+        choices = react(state, recorded)
+        for index, choice in enumerate(choices):
+            assert known[event_id(recorded.id, str(index))].data == choice
+        assert event_id(recorded.id, str(len(choices))) not in known
+    for table in READ_MODELS:
+        stored = connection.execute(f"select * from {table.name}").fetchall()
+        folded = [row for row in rows.rows[table.name].values() if isinstance(row, tuple)]
+        assert sorted(stored, key=repr) == sorted(folded, key=repr), table.name
+
+
+def _check_values(connection: sqlite3.Connection, events: list[Recorded[Event]]) -> None:
+    """Every digest in the log has its value, every run its key and launch state, at once."""
+    seals = {}
+    for recorded in events:
+        for value in _fields(recorded.data):
+            if isinstance(value, Seal):
+                seals[value.digest] = value
+        if isinstance(recorded.data, e.RunSubmitted):
+            beside = [
+                r.data for r in events if r.subject == recorded.subject and r.streamversion <= 3
+            ]
+            assert isinstance(beside[1], e.RunLaunchStatePut)
+            assert isinstance(beside[2], e.InstanceCreateRequested)
+    for digest in seals:
+        found = ask(connection, disclosure_query(digest))
+        assert found is not None, digest
+        held = check_disclosure(digest, found[1])
+        if isinstance(held, BlobRef):
+            check_blob(held, ask(connection, blob_query(held.blob)))
+    keys = connection.execute("select count(*) from vault_keys").fetchone()[0]
+    assert keys == sum(isinstance(r.data, e.RunSubmitted) for r in events)
+    assert connection.execute("select count(*) from vault_values").fetchone()[0] == len(seals)
+
+
+def _fields(value: Any) -> list[Any]:
+    return [getattr(value, name) for name in value.__struct_fields__]
+
+
+def check_acknowledged(events: list[Recorded[Event]], acks: Path) -> None:
+    """Whatever was answered stands in the log."""
+    if not acks.exists():
+        return
+    kept = set()
+    for recorded in events:
+        run_id = recorded.subject.removeprefix("run/")
+        match recorded.data:
+            case e.RunSubmitted():
+                kept.add(f"submit {run_id}")
+            case e.SignalReceived(signal_id=signal_id):
+                kept.add(f"signal {run_id}/{signal_id}")
+            case e.RunCancelRequested(request_id=request_id):
+                kept.add(f"cancel {run_id}/{request_id}")
+            case _:
+                continue
+    assert set(acks.read_text().split("\n")) - kept - {""} == set(), "acknowledged, and lost"
+
+
+def check_ends(
+    path: Path, events: list[Recorded[Event]], ends: Mapping[str, End], effects: Path
+) -> None:
+    """Every run is at its right end, nothing is left to do, nobody holds or runs anything."""
+    with reading(path) as connection:
+        for table in ("outbox", "leases"):
+            assert connection.execute(f"select * from {table}").fetchall() == []
+        live = "select instance_id, phase from instances where phase in ('created', 'started')"
+        assert connection.execute(live).fetchall() == []
+        open_runs = "select run_id from runs where ended_at is null"
+        assert connection.execute(open_runs).fetchall() == []
+        for run_id, end in ends.items():
+            assert ended(connection, events, run_id) == end
+    _check_retries(events)
+    done = Counter(effects.read_text().splitlines())
+    assert [line for line, count in done.items() if count > 1] == [], "an attempt ran twice"
+    completed = {r.subject for r in events if isinstance(r.data, e.RunCompleted)}
+    assert completed <= {"run/" + line.split()[0] for line in done}
+
+
+def ended(connection: sqlite3.Connection, events: list[Recorded[Event]], run_id: str) -> End:
+    """Returns how a run ended."""
+    for recorded in reversed(events):
+        if recorded.subject != "run/" + run_id:
+            continue
+        match recorded.data:
+            case e.RunCompleted(result=result):
+                return End("completed", None if result is None else reveal(connection, result))
+            case e.RunFailed(code=code):
+                return End("failed", code=code)
+            case e.RunCancelled():
+                return End("cancelled")
+            case _:
+                continue
+    raise AssertionError(f"{run_id} has no end")
+
+
+def reveal(connection: sqlite3.Connection, seal: Seal) -> Any:
+    """Returns what a seal stands for."""
+    found = ask(connection, disclosure_query(seal.digest))
+    assert found is not None
+    held = check_disclosure(seal.digest, found[1])
+    if isinstance(held, BlobRef):
+        return orjson.loads(check_blob(held, ask(connection, blob_query(held.blob))))
+    return held
+
+
+def _check_retries(events: list[Recorded[Event]]) -> None:
+    """A claim leads to a start, unless the run was cancelled or ended first (INV-30)."""
+    settled = set()
+    for recorded in events:
+        match recorded.data:
+            case e.RetryStarted(attempt=attempt) | e.RetryAbandoned(attempt=attempt):
+                settled.add((recorded.subject, attempt))
+            case e.RunCancelRequested():
+                settled.add((recorded.subject, -1))
+            case _:
+                continue
+    for recorded in events:
+        if isinstance(recorded.data, e.RetryClaimed):
+            keys = {(recorded.subject, recorded.data.attempt), (recorded.subject, -1)}
+            assert keys & settled, recorded
