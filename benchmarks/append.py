@@ -37,7 +37,10 @@ from playledger.wiring import DEFAULT_SCOPE, SCHEMA, open_log
 
 HOST = "n-bench"
 COMMANDS_PER_RUN = 4
+EVENTS_PER_RUN = 8
 WARM_UP_RUNS = 3
+
+Statement = tuple[str, Any, bool]
 
 
 class Journey:
@@ -127,8 +130,8 @@ class Recorder:
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
-        self.transactions: list[list[tuple[str, Any, bool]]] = []
-        self._open: list[tuple[str, Any, bool]] | None = None
+        self.transactions: list[list[Statement]] = []
+        self._open: list[Statement] | None = None
 
     @property
     def in_transaction(self) -> bool:
@@ -190,13 +193,9 @@ async def ours(callers: int, runs: int, folder: Path) -> Sample:
     """Measures the log."""
     path = _from_empty(folder, "ours")
     log = await open_log(path)
-    before = await log.position()
     took, waits = await drive(log, callers, runs)
-    events = await log.position() - before
     await log.close()
-    warm = WARM_UP_RUNS * callers * COMMANDS_PER_RUN
-    share = len(waits) / (len(waits) + warm)
-    return {"rate": len(waits) / took, "events": events * share / took, **latencies(waits)}
+    return {"rate": len(waits) / took, **latencies(waits)}
 
 
 def raw(callers: int, runs: int, folder: Path) -> Sample:
@@ -209,13 +208,12 @@ def raw(callers: int, runs: int, folder: Path) -> Sample:
     connection.execute(f"pragma wal_autocheckpoint={CHECKPOINT_PAGES}")
     connection.execute("pragma temp_store=memory")
     connection.execute("pragma cache_size=-65536")
-    warm = WARM_UP_RUNS * callers * COMMANDS_PER_RUN
-    commands = max(1, runs // callers) * callers * COMMANDS_PER_RUN
-    done = _commands_of(transactions)
-    start = next((i for i, total in enumerate(done) if total >= warm), 0) + 1
+    heads = [_head(transaction) for transaction in transactions]
+    start = next(i for i, head in enumerate(heads) if head >= WARM_UP_RUNS * callers * EVENTS_PER_RUN)
     waits = []
+    begun = time.perf_counter()
     for number, transaction in enumerate(transactions):
-        if number == start:
+        if number == start + 1:
             begun = time.perf_counter()
             waits.clear()
         since = time.perf_counter()
@@ -229,19 +227,16 @@ def raw(callers: int, runs: int, folder: Path) -> Sample:
         waits.append(time.perf_counter() - since)
     took = time.perf_counter() - begun
     connection.close()
-    measured = commands + warm - done[start - 1]
-    return {"rate": measured / took, "batch": measured / len(waits), **latencies(waits)}
+    commands = (heads[-1] - heads[start]) * COMMANDS_PER_RUN / EVENTS_PER_RUN
+    return {"rate": commands / took, "batch": commands / len(waits), **latencies(waits)}
 
 
-def _commands_of(transactions: list[list[tuple[str, Any, bool]]]) -> list[int]:
-    """Returns how many commands were done behind each transaction, by the rows of `runs`."""
-    total, done = 0, []
-    for transaction in transactions:
-        for sql, rows, many in transaction:
-            if many and sql.lower().startswith("insert into runs "):
-                total += len(rows)
-        done.append(total)
-    return done
+def _head(transaction: list[Statement]) -> int:
+    """Returns the position that a transaction took the head to."""
+    for sql, parameters, _ in reversed(transaction):
+        if sql.startswith("update log_head"):
+            return int(parameters[0])
+    raise AssertionError("a transaction that moves no head")
 
 
 def _from_empty(folder: Path, name: str) -> Path:

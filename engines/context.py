@@ -11,9 +11,8 @@ import csv
 import hmac
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar, cast, overload
@@ -21,46 +20,16 @@ from typing import Any, Generic, Literal, TypeVar, cast, overload
 import orjson
 from pydantic import TypeAdapter
 
-from engines.journal import Journal
+from engines.asks import Asks, ChildRequest, Retry, RunFacts, SignalInvalid, Superseded, WaitEnd
 from engines.plays import Play, as_play, read_value, write_value
-from handlers.port import InstanceRef, Port
 from ledger import events as e
 from ledger.canonical import Json
-from ledger.errors import (
-    ChildFailed,
-    FileNotStaged,
-    InputInvalid,
-    PlayledgerError,
-    StaleAttempt,
-)
+from ledger.errors import ChildFailed, FileNotStaged, InputInvalid, PlayledgerError
 from ledger.ids import check_key, quote
-from ledger.writer import Clock
-from projections.state import Run as RunRow
 
 T = TypeVar("T")
 I = TypeVar("I")  # noqa: E741 - the input of a child, as UX section 1 names it
 Level = Literal["debug", "info", "warning", "error"]
-
-
-class Retry(Exception):
-    """Asks for another attempt, within the play's budget; `after` says not before when."""
-
-    def __init__(self, message: str = "", *, after: timedelta | None = None) -> None:
-        super().__init__(message)
-        self.after = after
-
-
-class Superseded(BaseException):
-    """Ends an instance that is no longer the current one; nothing it says is taken any more."""
-
-
-class SignalInvalid(InputInvalid):
-    """Says that a signal's data does not fit what its wait asked for; the next takes the next."""
-
-    code = "SIGNAL_INVALID"
-
-
-Slot = Callable[[], AbstractAsyncContextManager[None]]
 
 
 class Child(Generic[T]):
@@ -85,12 +54,11 @@ class Child(Generic[T]):
 
     async def cancel(self, reason: str = "") -> None:
         """Asks the child to end."""
-        await self._run._cancel_child(await self.id(), reason)  # noqa: SLF001
+        await self._run._asks.cancel_child(await self.id(), reason)  # noqa: SLF001
 
     async def _result(self) -> T:
-        run = self._run
-        await run._durable(asyncio.wrap_future(self._asked))  # noqa: SLF001
-        end = await run._wait_for(run._port.child_end(run._ref, self.key))  # noqa: SLF001
+        await asyncio.wrap_future(self._asked)
+        end = await self._run._asks.child_end(self.key)  # noqa: SLF001
         if end.status != "completed":
             why = end.code or end.status
             raise ChildFailed(
@@ -100,7 +68,7 @@ class Child(Generic[T]):
                 childKey=self.key,
                 status=end.status,
             )
-        value = None if end.result is None else await run._port.reveal(end.result)  # noqa: SLF001
+        value: Json = orjson.loads(end.result)
         return cast("T", value if self._play is None else self._play.read_result(value))
 
 
@@ -109,36 +77,28 @@ class Run:
 
     def __init__(
         self,
-        row: RunRow,
-        ref: InstanceRef,
-        port: Port,
-        journal: Journal,
-        files: dict[str, Path],
+        facts: RunFacts,
+        asks: Asks,
+        files: Mapping[str, Path],
         lookup: Callable[[str], Play | None],
         offer: Callable[[Play], None],
-        cancel_run: Callable[[str, str], Awaitable[None]],
-        waiting: Slot,
-        clock: Clock,
     ) -> None:
-        self.id = row.run_id
-        self.attempt = ref.attempt
-        self.play = row.play_name
-        self.parent_id = row.lineage.parent_run_id
-        self.family = row.lineage.family_key
-        self.submitted_at = datetime.fromtimestamp(row.submitted_at / 1000, UTC)
-        self._ref = ref
-        self._port = port
-        self._journal = journal
+        self.id = facts.id
+        self.attempt = facts.attempt
+        self.play = facts.play
+        self.parent_id = facts.parent_id
+        self.family = facts.family
+        self.submitted_at = datetime.fromtimestamp(facts.submitted_at / 1000, UTC)
+        self._run_key = facts.run_key
+        self._asks = asks
         self._files = files
         self._lookup = lookup
         self._offer = offer
-        self._cancel_child = cancel_run
-        self._waiting = waiting
-        self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._ordinals: Counter[tuple[str, str]] = Counter()
         self._occurrences: Counter[tuple[str, bytes]] = Counter()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     @overload
     def child(
@@ -210,9 +170,15 @@ class Run:
         self._occurrences[name, value] += 1
         handle_key = key
         if handle_key is None:
-            handle_key = f"{name}-{_digest(self._journal.run_key, value)}-{occurrence}"
-        asked = self._start(self._port.child(self._ref, handle_key, name, value, on_parent_end))
-        return Child(self, handle_key, item, asked)
+            handle_key = f"{name}-{_digest(self._run_key, value)}-{occurrence}"
+        request = ChildRequest(
+            key=handle_key,
+            play=name,
+            origin=None if item is None else item.origin,
+            input=value.decode(),
+            on_parent_end=on_parent_end,
+        )
+        return Child(self, handle_key, item, self._start(self._asks.child(request)))
 
     @overload
     async def signal(self, key: str, into: type[T], *, timeout: timedelta | None = None) -> T: ...
@@ -229,11 +195,10 @@ class Run:
         does not fit `into`.
         """
         check_key(key, "signal")
-        until = None if timeout is None else self._clock() + _ms(timeout)
-        ended = await self._wait("signal", key, until)
+        ended = await self._wait("signal", key, timeout)
         if ended.outcome == "timeout":
             raise TimeoutError(f"no signal {quote(key)} came in time")
-        data = None if ended.data is None else await self._port.reveal(ended.data)
+        data: Json = orjson.loads(ended.data)
         if into is None:
             return data
         try:
@@ -244,15 +209,15 @@ class Run:
     async def sleep(self, key: str, delay: timedelta) -> None:
         """Sleeps until a time that is recorded once, however often the play is started again."""
         check_key(key, "sleep key")
-        await self._wait("sleep", key, self._clock() + _ms(delay))
+        await self._wait("sleep", key, delay)
 
     def log(self, message: str, *, level: Level = "info", **fields: Json) -> None:
         """Adds a line to the run's log; sealed, batched, at most 500 a second."""
-        self._journal.log(message, level, fields)
+        self._asks.log(str(message), level, fields)
 
     def progress(self, done: int, of: int | None = None, note: str = "") -> None:
         """Says how far the play is; recorded at most once a second, and the last one always."""
-        self._journal.progress(done, of, note)
+        self._asks.progress(done, of, note)
 
     def file(self, name: str | None = None) -> Path:
         """Returns a staged file, read-only, its digest checked; raises FileNotStaged."""
@@ -286,22 +251,16 @@ class Run:
 
         return asyncio.run_coroutine_threadsafe(bridge(), self._loop).result()
 
-    async def _wait(self, kind: e.WaitKind, key: str, until: int | None) -> Any:
+    async def _wait(self, kind: e.WaitKind, key: str, length: timedelta | None) -> WaitEnd:
         ordinal = self._ordinals[kind, key]
         self._ordinals[kind, key] += 1
-        return await self._wait_for(self._port.wait(self._ref, kind, key, ordinal, until))
+        delay = None if length is None else max(0, round(length.total_seconds() * 1000))
+        return await self._asks.wait(kind, key, ordinal, delay)
 
-    async def _wait_for(self, work: Awaitable[T]) -> T:
-        """Awaits something durable without holding a slot."""
-        await self._journal.flush()
-        async with self._waiting():
-            return await self._durable(work)
-
-    async def _durable(self, work: Awaitable[T]) -> T:
-        try:
-            return await work
-        except StaleAttempt as error:
-            raise Superseded(error.message) from error
+    async def _settle(self) -> None:
+        """Waits for what was begun and not awaited, so that nothing is left half asked."""
+        while self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Begins something at once, from the play's loop or from its thread."""
@@ -317,20 +276,21 @@ class Run:
                 if not result.cancelled():
                     result.set_result(value)
 
+        def spawn() -> None:
+            task = self._loop.create_task(run())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
         if threading.get_ident() == self._thread:
-            self._journal.spawn(run())
+            spawn()
         else:
-            self._loop.call_soon_threadsafe(self._journal.spawn, run())
+            self._loop.call_soon_threadsafe(spawn)
         return result
 
 
 def _digest(run_key: bytes, value: bytes) -> str:
     """Names an input in a key without giving a stranger anything to guess against."""
     return hmac.digest(run_key, value, "sha256").hex()[:12]
-
-
-def _ms(length: timedelta) -> int:
-    return round(length.total_seconds() * 1000)
 
 
 __all__ = ["Child", "PlayledgerError", "Retry", "Run", "SignalInvalid", "Superseded"]

@@ -8,14 +8,14 @@ second is dropped and counted (INV-70).
 from __future__ import annotations
 
 import asyncio
-import re
 import threading
+from collections import deque
 from collections.abc import Coroutine, Mapping
 from typing import Any, Final
 
-from engines.plays import write_value
+from engines.lines import plain_fields, sanitise
 from handlers.port import InstanceRef, Port
-from ledger.canonical import Json
+from ledger.canonical import Json, canonical
 from ledger.errors import Conflict, PlayledgerError
 from ledger.writer import Clock
 
@@ -23,28 +23,24 @@ BATCH_S: Final = 0.25
 BATCH_LINES: Final = 100
 BATCH_BYTES: Final = 65_536
 LINES_PER_SECOND: Final = 500
-LINE_CHARS: Final = 8192
 PROGRESS_MS: Final = 1000
-
-_ANSI: Final = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|.?)", re.DOTALL)
-_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-_URL_USER: Final = re.compile(r"(?i)\b([a-z][a-z0-9+.-]*://)[^/\s:@]+:[^/\s@]+@")
-_BEARER: Final = re.compile(r"(?i)\b(bearer\s+)[A-Za-z0-9._~+/=-]{8,}")
 
 
 class Journal:
     """Collects what one instance says and records it through the port."""
 
-    def __init__(self, ref: InstanceRef, port: Port, run_key: bytes, clock: Clock) -> None:
-        self.run_key = run_key
+    def __init__(self, ref: InstanceRef, port: Port, clock: Clock) -> None:
         self._ref = ref
         self._port = port
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
-        self._lines: list[dict[str, Json]] = []
+        self._lines: deque[tuple[dict[str, Json], int]] = deque()
         self._bytes = 0
+        self.muted = False
+        """Set when the instance was given up: nothing it says is recorded any more."""
         self._dropped = 0
+        self._unsent: tuple[list[dict[str, Json]], int] | None = None
         self._batches = 0
         self._second = 0
         self._in_second = 0
@@ -60,10 +56,7 @@ class Journal:
         now = self._clock()
         line: dict[str, Json] = {"at": now, "level": level, "message": sanitise(str(message))}
         if fields:
-            line["fields"] = {
-                str(key): sanitise(value) if isinstance(value, str) else _plain(value)
-                for key, value in fields.items()
-            }
+            line["fields"] = plain_fields(fields)
         self._on_loop(self._add, line, now // 1000)
 
     def progress(self, done: int, of: int | None, note: str) -> None:
@@ -76,39 +69,40 @@ class Journal:
             self._timer.cancel()
             self._timer = None
         async with self._order:
-            while self._lines or self._dropped:
-                lines, dropped = self._lines[:BATCH_LINES], self._dropped
-                del self._lines[:BATCH_LINES]
-                self._dropped = 0
-                self._bytes = 0
-                n = self._batches
-                self._batches += 1
+            while self._unsent or self._lines or self._dropped:
+                if self.muted:
+                    return
+                if self._unsent is None:
+                    self._unsent = self._take_batch()
                 try:
-                    await self._port.log(self._ref, n, lines, dropped)
+                    await self._port.log(self._ref, self._batches, *self._unsent)
                 except Conflict:
                     return  # superseded or too long a run: what comes next says so to the play
+                self._unsent = None
+                self._batches += 1
 
     async def close(self) -> None:
         """Records everything said so far, the last progress included."""
+        while self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.flush()
         await self._record_progress()
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Keeps a task of this instance until it ends."""
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def settle(self) -> None:
-        """Waits for the tasks of this instance, so that nothing it began is left half asked."""
-        while self._tasks:
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+    @property
+    def busy(self) -> bool:
+        """Whether something said is being recorded just now."""
+        return bool(self._tasks)
 
     def _on_loop(self, call: Any, *arguments: Any) -> None:
         if threading.get_ident() == self._thread:
             call(*arguments)
         else:
             self._loop.call_soon_threadsafe(call, *arguments)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _add(self, line: dict[str, Json], second: int) -> None:
         if second != self._second:
@@ -117,12 +111,24 @@ class Journal:
         if self._in_second > LINES_PER_SECOND:
             self._dropped += 1
             return
-        self._lines.append(line)
-        self._bytes += len(str(line["message"]))
+        size = len(canonical(line))
+        self._lines.append((line, size))
+        self._bytes += size
         if len(self._lines) >= BATCH_LINES or self._bytes >= BATCH_BYTES:
-            self.spawn(self._flush_quietly())
+            self._spawn(self._flush_quietly())
         elif self._timer is None:
-            self._timer = self._loop.call_later(BATCH_S, lambda: self.spawn(self._flush_quietly()))
+            self._timer = self._loop.call_later(BATCH_S, lambda: self._spawn(self._flush_quietly()))
+
+    def _take_batch(self) -> tuple[list[dict[str, Json]], int]:
+        lines: list[dict[str, Json]] = []
+        room = BATCH_BYTES
+        while self._lines and len(lines) < BATCH_LINES and (not lines or self._lines[0][1] <= room):
+            line, size = self._lines.popleft()
+            lines.append(line)
+            room -= size
+            self._bytes -= size
+        dropped, self._dropped = self._dropped, 0
+        return lines, dropped
 
     async def _flush_quietly(self) -> None:
         try:
@@ -135,10 +141,10 @@ class Journal:
         now = self._clock()
         if self._progressed_at is None or now - self._progressed_at >= PROGRESS_MS:
             self._progressed_at = now
-            self.spawn(self._record_progress())
+            self._spawn(self._record_progress())
 
     async def _record_progress(self) -> None:
-        if self._progress is None:
+        if self._progress is None or self.muted:
             return
         (done, of, note), self._progress = self._progress, None
         n = self._reports
@@ -147,24 +153,3 @@ class Journal:
             await self._port.progress(self._ref, n, done, of, note)
         except Conflict:
             return
-
-
-def sanitise(text: str, limit: int = LINE_CHARS) -> str:
-    """Returns text without control characters and escape sequences, secrets in URLs masked.
-
-    Cut between characters; halves of characters become U+FFFD (CASES C026).
-    """
-    if len(text) > limit:
-        text = text[:limit] + f"... {len(text) - limit} more"
-    text = text.encode("utf-8", "replace").decode() if not text.isascii() else text
-    text = _CONTROL.sub("\ufffd", _ANSI.sub("", text))
-    return _BEARER.sub(r"\1***", _URL_USER.sub(r"\1***@", text))
-
-
-def _plain(value: Any) -> Json:
-    """Returns a log field as JSON; what has no JSON form is shown as text."""
-    try:
-        write_value(value)
-    except PlayledgerError:
-        return sanitise(repr(value))
-    return value  # type: ignore[no-any-return]

@@ -1,6 +1,7 @@
 """The local engine: plays run on this machine, for one node.
 
-Async plays run on a loop thread of their own, plain ones in threads.
+Async plays run on a loop thread of their own, plain ones in threads, and those of runs with
+isolation `process` in processes.
 
 A local create is one append of `instance.created` and `instance.started` with this node as host;
 whoever gets it in runs the play, a loser does nothing (CONTRACTS A.10).  Only the host judges its
@@ -10,51 +11,81 @@ live instances.  After a crash of the host nothing here survives, and nothing ha
 from __future__ import annotations
 
 import asyncio
-import shutil
-import tempfile
+import sys
 import threading
-import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, assert_never
 
 import structlog
 
-from engines.context import Retry, Run, Superseded
-from engines.journal import Journal, sanitise
-from engines.plays import Play, Plays
+from engines.asks import ChildRequest
+from engines.context import Run
+from engines.journal import Journal
+from engines.messages import Start
+from engines.perform import Done, End, Failed, Gone, Lost, Unwound, failure, perform
+from engines.plays import Play, Plays, load_origin
+from engines.port_asks import PortAsks, facts_of
+from engines.process import PlayProcess
+from engines.slots import Slots
+from engines.staged import StagedFiles
 from handlers.acts import instance_ref
 from handlers.commands import Command
 from handlers.engine import CreateRequest, EngineStatus
 from handlers.port import InstanceRef, Port, RunLog, decode_params
 from ledger import events as e
-from ledger.canonical import Json
-from ledger.errors import Conflict, PlayledgerError, RunTerminal, Unavailable
+from ledger.canonical import Json, canonical
+from ledger.errors import Conflict, PlayledgerError, RunNotFound, RunTerminal, Unavailable
 from ledger.failpoint import failpoint
 from ledger.ids import run_stream
-from ledger.seal import BlobRef
 from ledger.vault import ValueGone
 from ledger.writer import Clock
+from projections.state import Run as RunRow
 
 T = TypeVar("T")
 MAX_INSTANCES: Final = 64
-STACK_LINES: Final = 12
-ERROR_CHARS: Final = 4000
+QUIET_ROUNDS: Final = 25
+"""How often the loop goes round before a play that only waits is taken to do nothing else."""
+
+StandIn = Callable[[RunRow], Play | None]
 log = structlog.get_logger("engines.local")
 
 
 class LocalInstance:
-    """One running attempt; owned by the loop thread."""
+    """One attempt from its create to its recorded end; owned by the loop thread once it began."""
 
     def __init__(self, ref: InstanceRef, request: CreateRequest) -> None:
         self.ref = ref
         self.request = request
-        self.task: asyncio.Task[None] | None = None
+        self.life: asyncio.Task[None] | None = None
+        self.asks: PortAsks | None = None
+        self.journal: Journal | None = None
+        self.stop: Callable[[], None] | None = None
+        self.kill: Callable[[], None] | None = None
         self.asked: e.TerminateReason | None = None
         self.silent = False
         self.waits = 0
         self.has_slot = True
+
+    def ask_to_end(self, reason: e.TerminateReason) -> None:
+        """Cancels the play, at once or as soon as it begins."""
+        self.asked = reason
+        if self.stop is not None:
+            self.stop()
+
+    def give_up(self) -> None:
+        """Ends it without a word: nothing it says is taken any more."""
+        self.silent = True
+        if self.journal is not None:
+            self.journal.muted = True
+        if self.kill is not None:
+            self.kill()
+
+    @property
+    def asleep(self) -> bool:
+        """Whether it does nothing but wait for facts."""
+        return self.waits > 0 and self.journal is not None and not self.journal.busy
 
 
 class LocalEngine:
@@ -70,42 +101,74 @@ class LocalEngine:
         clock: Clock,
         *,
         max_instances: int = MAX_INSTANCES,
+        stand_in: StandIn | None = None,
     ) -> None:
         self._log = run_log
         self._host = host
         self._plays = plays
         self._clock = clock
-        self._max_instances = max_instances
+        self._stand_in: StandIn = stand_in or (lambda _run: None)
+        self._stands_in = stand_in is not None
         self._instances: dict[str, LocalInstance] = {}
-        self._loop = asyncio.new_event_loop()
-        self._slots = asyncio.Semaphore(max_instances)
-        self._files_dir: Path | None = None
+        self._slots = Slots(max_instances)
+        self._files = StagedFiles(run_log.vault)
         self._port = Port(run_log)
+        self._killing: set[asyncio.Task[None]] = set()
         self._ready = threading.Event()
+        self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run_loop, name="plays", daemon=True)
         self._thread.start()
         self._ready.wait()
 
     def offers(self, play_name: str) -> bool:
         """Says whether a play of this name is loaded here."""
-        return self._plays.get(play_name) is not None
+        return self._stands_in or self._plays.get(play_name) is not None
 
     async def create(self, request: CreateRequest) -> None:
         """Waits for a slot, records the instance with this host, and runs its play."""
-        await self._over_there(self._create(request))
+        instance_id = request.instance_id
+        if instance_id in self._instances:
+            return
+        instance = self._instances[instance_id] = LocalInstance(self._ref(request), request)
+        try:
+            await self._slots.acquire()
+            ref = instance.ref = self._ref(request)  # the host may have begun again meanwhile
+            try:
+                answer = await self._port.created(ref, request.intent_id)
+            except BaseException:
+                self._slots.release()
+                raise
+        except BaseException:
+            self._instances.pop(instance_id, None)
+            raise
+        recorded: Any = answer.recorded
+        if answer.replayed and (recorded is None or recorded.data.host != ref.host):
+            self._instances.pop(instance_id, None)  # another node got it in, and runs it
+            self._slots.release()
+            return
+        failpoint("before_play")
+        self.loop.call_soon_threadsafe(self._begin, instance)
 
     async def status(self, instance_id: str) -> EngineStatus:
         """Says whether the instance runs in this process."""
         return "running" if instance_id in self._instances else "unknown"
 
     async def terminate(self, instance_id: str, reason: e.TerminateReason) -> bool:
-        """Cancels the instance's task; it reports its end when it has unwound."""
-        return await self._over_there(self._terminate(instance_id, reason))
+        """Asks the play to end; the instance reports its end when it has unwound."""
+        instance = self._instances.get(instance_id)
+        if instance is None:
+            return False
+        self.loop.call_soon_threadsafe(instance.ask_to_end, reason)
+        return True
 
     @property
     def running(self) -> int:
         """How many instances run here, waiting ones included."""
         return len(self._instances)
+
+    async def quiet(self) -> bool:
+        """Says whether every instance does nothing but wait for facts."""
+        return await self._over_there(self._quiet())
 
     def lose_everything(self, host: str) -> None:
         """Stops every instance without a word, others have ended them; the next get a new host."""
@@ -113,25 +176,24 @@ class LocalEngine:
         def stop() -> None:
             self._host = host
             for instance in list(self._instances.values()):
-                instance.silent = True
-                if instance.task is not None:
-                    instance.task.cancel()
+                if instance.life is not None:
+                    instance.give_up()
 
-        self._loop.call_soon_threadsafe(stop)
+        self.loop.call_soon_threadsafe(stop)
 
-    def kill(self, instance_id: str) -> None:
-        """Loses one instance as if its process had died (for tests of plays)."""
+    def kill_run(self, run_id: str) -> bool:
+        """Loses a run's instance as if its process had died; says whether there was one.
 
-        def stop() -> None:
-            instance = self._instances.get(instance_id)
-            if instance is not None and instance.task is not None:
-                instance.silent = True
-                instance.task.cancel()
-                self._loop.create_task(
-                    self._report(lambda: self._port.lost(instance.ref, "instance_lost", "killed"))
-                )
-
-        self._loop.call_soon_threadsafe(stop)
+        For tests of plays, on the loop of the plays: called by a listener to commits it is exact,
+        the play sees nothing of that commit.
+        """
+        alive = [i for i in self._instances.values() if i.ref.run_id == run_id and not i.silent]
+        for instance in alive:
+            instance.give_up()
+            task = self.loop.create_task(self._lose(instance.ref, "instance_lost", "killed"))
+            self._killing.add(task)
+            task.add_done_callback(self._killing.discard)
+        return bool(alive)
 
     async def shut_down(self, grace_s: float) -> bool:
         """Waits for what runs, ends the rest as `coordinator_shutdown`; says if it was clean."""
@@ -140,138 +202,137 @@ class LocalEngine:
     async def close(self) -> None:
         """Ends the loop thread."""
         await self._over_there(self._end())
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self.loop.call_soon_threadsafe(self.loop.stop)
         await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
-        if self._files_dir is not None:
-            shutil.rmtree(self._files_dir, ignore_errors=True)
+        self._files.remove()
+
+    def _ref(self, request: CreateRequest) -> InstanceRef:
+        return instance_ref(request.run, request.instance_id, request.attempt, self._host)
 
     # --- on the loop thread -----------------------------------------------------------------------
 
     def _run_loop(self) -> None:
-        asyncio.set_event_loop(self._loop)
+        asyncio.set_event_loop(self.loop)
 
         async def begin() -> None:
             self._port.open()
             self._ready.set()
 
-        self._loop.run_until_complete(begin())
-        self._loop.run_forever()
-        self._loop.run_until_complete(self._loop.shutdown_default_executor())
-        self._loop.close()
+        self.loop.run_until_complete(begin())
+        stopped = False
+        while not stopped:
+            try:
+                self.loop.run_forever()
+                stopped = True
+            except (SystemExit, KeyboardInterrupt) as error:  # from a task that a play began
+                log.warning("a play's task raised what ends a process", error=repr(error))
+        self.loop.close()
 
     async def _over_there(self, work: Coroutine[Any, Any, T]) -> T:
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self.loop))
 
-    async def _create(self, request: CreateRequest) -> None:
-        if request.instance_id in self._instances:
-            return
-        await self._slots.acquire()
-        ref = instance_ref(request.run, request.instance_id, request.attempt, self._host)
-        try:
-            answer = await self._port.created(ref, request.intent_id)
-        except BaseException:
-            self._slots.release()
-            raise
-        if answer.replayed and not self._ours(answer.recorded, request.instance_id):
-            self._slots.release()
-            return
-        failpoint("before_play")
-        instance = LocalInstance(ref, request)
-        self._instances[request.instance_id] = instance
-        instance.task = self._loop.create_task(self._live(instance))
-
-    def _ours(self, recorded: Any, instance_id: str) -> bool:
-        """A create of ours whose answer was lost is begun now; another host's is left alone."""
-        if recorded is None or instance_id in self._instances:
-            return False
-        return bool(recorded.data.host == self._host)
-
-    async def _terminate(self, instance_id: str, reason: e.TerminateReason) -> bool:
-        instance = self._instances.get(instance_id)
-        if instance is None or instance.task is None:
-            return False
-        instance.asked = reason
-        instance.task.cancel()
-        return True
+    def _begin(self, instance: LocalInstance) -> None:
+        instance.life = self.loop.create_task(self._live(instance))
 
     async def _live(self, instance: LocalInstance) -> None:
         """Runs one instance from its start to its recorded end."""
+        ref = instance.ref
         try:
-            report = await self._run_play(instance)
-            if report is not None and not instance.silent:
+            if instance.silent:  # killed between its record and its beginning
+                await self._lose(ref, "instance_lost", "killed")
+                return
+            end = await self._play(instance)
+            report = self._reporting(instance, end)
+            if report is not None:
                 failpoint("before_end_report")
-                await self._report(report)
+                await self._report(ref, report)
                 failpoint("after_end_report")
-        except asyncio.CancelledError:
-            if not instance.silent:
-                raise
+        except Exception:
+            log.exception("an instance could not be brought to its end", run=ref.run_id)
         finally:
-            if self._instances.get(instance.ref.instance_id) is instance:
-                del self._instances[instance.ref.instance_id]
+            if self._instances.get(ref.instance_id) is instance:
+                del self._instances[ref.instance_id]
+            self._port.forget(ref)
             if instance.has_slot:
                 self._slots.release()
 
-    async def _run_play(self, instance: LocalInstance) -> Callable[[], Awaitable[object]] | None:
-        """Runs the play, and returns how to report what came of it."""
-        ref, port = instance.ref, self._port
-        journal: Journal | None = None
+    async def _play(self, instance: LocalInstance) -> End | Lost:
+        """Prepares the run context, performs the play, and records its last words."""
+        ref, row = instance.ref, instance.request.run
+        play = self._stand_in(row) or self._plays.get(row.play_name)
+        if play is None:
+            return failure(None, "PLAY_NOT_FOUND", "artifact_missing")
         try:
-            play = self._plays.get(instance.request.run.play_name)
-            if play is None:
-                return self._error(ref, "artifact_missing", "PLAY_NOT_FOUND", None)
             key = await self._log.vault.run_key(ref.run_id)
             if key is None:
-                return self._error(ref, "artifact_missing", "KEY_MISSING", None)
-            journal = Journal(ref, port, key, self._clock)
+                return failure(None, "KEY_MISSING", "artifact_missing")
             params = decode_params(instance.request.params)
-            files = await self._materialise(params.get("files", []))
-            context = self._context(instance, journal, files)
-            value = await self._call(play, context, params.get("input"))
-            result = play.write_result(value)
-            await journal.settle()
-            await journal.close()
-        except Superseded:
-            return None
-        except asyncio.CancelledError as error:
-            if instance.silent:
-                raise
-            return await self._cancelled(instance, journal, error)
+            files = await self._files.paths(params.get("files", []))
         except ValueGone as error:
-            return self._error(ref, "artifact_missing", error.code, error)
-        except Retry as error:
-            await self._last_words(journal)
-            after = None if error.after is None else round(error.after.total_seconds() * 1000)
-            return self._error(ref, "play_retry", "PLAY_RETRY", error, after)
-        except PlayledgerError as error:
-            await self._last_words(journal)
-            return self._error(ref, "user_error", error.code, error)
-        except Exception as error:  # noqa: BLE001 - whatever a play raises ends it, recorded
-            await self._last_words(journal)
-            return self._error(ref, "user_error", type(error).__name__, error)
-        return self._result(ref, result)
-
-    async def _call(self, play: Play, context: Run, value: Json) -> Any:
-        arguments: tuple[Any, ...] = (context,)
-        if play.takes_input:
-            arguments = (context, play.read_input(value))
-        if play.is_async:
-            return await play.function(*arguments)
-        # A thread cannot be killed: a cancelled one is fenced and left to run out.
-        return await self._loop.run_in_executor(None, play.function, *arguments)
-
-    def _context(self, instance: LocalInstance, journal: Journal, files: dict[str, Path]) -> Run:
-        return Run(
-            instance.request.run,
-            instance.ref,
+            return failure(error, error.code, "artifact_missing")
+        except (PlayledgerError, OSError, ValueError, TypeError) as error:
+            return failure(error, getattr(error, "code", type(error).__name__), "unknown")
+        journal = instance.journal = Journal(ref, self._port, self._clock)
+        asks = instance.asks = PortAsks(
             self._port,
+            ref,
             journal,
-            files,
-            self._plays.get,
-            self._plays.add,
-            self._cancel_run,
             lambda: self._without_slot(instance),
+            self._cancel_run,
+            lambda: instance.silent,
             self._clock,
         )
+        facts = facts_of(row, ref.attempt, key)
+        value: Json = params.get("input")
+        if row.isolation == "process" and play.origin is not None:
+            start = Start(
+                origin=play.origin,
+                sys_path=tuple(path or str(Path.cwd()) for path in sys.path),
+                facts=facts,
+                files={name: str(path) for name, path in files.items()},
+                input=canonical(value).decode(),
+            )
+            end = await self._in_process(instance, play, start)
+        else:
+            run = Run(facts, asks, files, self._plays.get, self._plays.add)
+            end = await self._in_task(instance, perform(play, run, value))
+        await self._last_words(journal)
+        return end
+
+    async def _in_task(self, instance: LocalInstance, work: Coroutine[Any, Any, End]) -> End:
+        task = self.loop.create_task(work)
+
+        def cancel() -> None:
+            task.cancel()
+
+        instance.stop = instance.kill = cancel
+        if instance.asked is not None or instance.silent:
+            cancel()
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            cancel()
+            raise
+        return Unwound(failure(None, "CancelledError").told) if task.cancelled() else task.result()
+
+    async def _in_process(self, instance: LocalInstance, play: Play, start: Start) -> End | Lost:
+        assert instance.asks is not None, "made before"
+        process = PlayProcess(
+            start,
+            instance.asks,
+            self._offer,
+            killable_at_once=not play.is_async,
+            grace_s=instance.request.run.policy.cancel_grace_ms / 1000,
+        )
+        instance.stop, instance.kill = process.stop, process.kill
+        if instance.asked is not None or instance.silent:
+            process.kill()
+        return await process.live()
+
+    def _offer(self, request: ChildRequest) -> None:
+        """Loads the play of a child that a process asks for, if it is not known here yet."""
+        if self._plays.get(request.play) is None and request.origin is not None:
+            self._plays.add(load_origin(request.origin, request.play))
 
     @asynccontextmanager
     async def _without_slot(self, instance: LocalInstance) -> AsyncIterator[None]:
@@ -284,69 +345,68 @@ class LocalEngine:
             yield
         finally:
             instance.waits -= 1
-            if instance.waits == 0 and not instance.has_slot:
+            if instance.waits == 0 and not instance.has_slot and not instance.silent:
                 await self._slots.acquire()
                 instance.has_slot = True
 
-    async def _cancelled(
-        self, instance: LocalInstance, journal: Journal | None, error: BaseException
-    ) -> Callable[[], Awaitable[object]] | None:
-        await self._last_words(journal)
-        match instance.asked:
-            case "timeout":
-                return self._error(instance.ref, "engine_timeout", "ENGINE_TIMEOUT", None)
-            case None:
-                return self._error(instance.ref, "user_error", "CancelledError", error)
-            case _:
-                return self._error(instance.ref, "cancelled", "CANCELLED", None)
-
-    async def _last_words(self, journal: Journal | None) -> None:
-        if journal is None:
-            return
+    async def _last_words(self, journal: Journal) -> None:
         try:
             await journal.close()
         except PlayledgerError as error:
             log.warning("log lines could not be recorded", error=error.message)
 
-    def _result(self, ref: InstanceRef, result: bytes) -> Callable[[], Awaitable[object]]:
-        async def report() -> object:
-            try:
-                return await self._port.completed(ref, result)
-            except PlayledgerError as error:
-                if isinstance(error, Unavailable | Conflict):
-                    raise
-                return await self._error(ref, "user_error", error.code, error)()
+    def _reporting(
+        self, instance: LocalInstance, end: End | Lost
+    ) -> Callable[[], Awaitable[object]] | None:
+        """Returns how to report an end; what was asked of the instance says what it means."""
+        ref, port, asked = instance.ref, self._port, instance.asked
+        if instance.silent:
+            return None
+        match end:
+            case Gone():
+                return None
+            case Done(result=result):
+                return lambda: port.completed(ref, result.encode())
+            case Unwound() | Lost() if asked == "timeout":
+                end = failure(None, "ENGINE_TIMEOUT", "engine_timeout")
+            case Unwound() | Lost() if asked is not None:
+                end = failure(None, "CANCELLED", "cancelled")
+            case Unwound(told=told):
+                end = Failed("user_error", "CancelledError", told)
+            case Lost(evidence=evidence):
+                return lambda: port.lost(ref, "instance_lost", evidence)
+            case Failed():
+                pass
+            case _:
+                assert_never(end)
+        return self._reporting_failure(ref, end)
 
-        return report
-
-    def _error(
-        self,
-        ref: InstanceRef,
-        error_class: e.ErrorClass,
-        code: str,
-        error: BaseException | None,
-        retry_after_ms: int | None = None,
-    ) -> Callable[[], Awaitable[object]]:
-        told = describe_error(error, code)
-        return lambda: self._port.errored(ref, error_class, code[:200], told, retry_after_ms)
-
-    async def _report(self, report: Callable[[], Awaitable[object]]) -> None:
+    async def _report(self, ref: InstanceRef, report: Callable[[], Awaitable[object]]) -> None:
         """Records an end; while the log cannot be used it is said again, and lands once."""
         pause = 0.1
+        refused = False
         while True:
             try:
                 await report()
             except Conflict:
                 return  # another attempt is the current one: this end was refused and recorded
             except Unavailable as error:
-                log.warning("an end waits for the log", error=error.message)
+                log.warning("an end waits for the log", run=ref.run_id, error=error.message)
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, 5.0)
             except PlayledgerError as error:
-                log.warning("an end could not be recorded", error=error.message)
-                return
+                log.warning("an end could not be recorded", run=ref.run_id, error=error.message)
+                if refused:
+                    return
+                # What cannot be stored is reported as that: no run hangs for it (CASES C032).
+                refused = True
+                report = self._reporting_failure(ref, failure(error, error.code))
             else:
                 return
+
+    def _reporting_failure(self, ref: InstanceRef, end: Failed) -> Callable[[], Awaitable[object]]:
+        told = end.told.as_json()
+        return lambda: self._port.errored(ref, end.error_class, end.code, told, end.retry_after_ms)
 
     async def _cancel_run(self, run_id: str, reason: str) -> None:
         del reason  # a person's words need the child's own key; the request itself is enough
@@ -355,69 +415,49 @@ class LocalEngine:
             fact=e.RunCancelRequested(request_id="parent"),
             actor="node/" + self._host,
         )
-        try:
-            await self._log.transact(request)
-        except RunTerminal:
-            return
+        while True:
+            try:
+                await self._log.transact(request)
+            except RunNotFound:
+                await asyncio.sleep(0.02)  # asked for, and not submitted yet
+            except RunTerminal:
+                return
+            else:
+                return
 
-    async def _materialise(self, files: list[dict[str, Any]]) -> dict[str, Path]:
-        """Writes staged files where a play can open them, once per process, and checks them."""
-        found: dict[str, Path] = {}
-        for item in files:
-            if self._files_dir is None:
-                self._files_dir = Path(tempfile.mkdtemp(prefix="playledger-files-"))
-            ref = BlobRef(blob=item["blob"], bytes=item["bytes"], sha256=item["sha256"])
-            folder = self._files_dir / ref.blob
-            path = folder / Path(str(item["name"])).name
-            if not path.exists():
-                content = await self._log.vault.read_file(ref)
-                folder.mkdir(exist_ok=True)
-                fresh = folder / f".{threading.get_ident()}"
-                fresh.write_bytes(content)
-                fresh.chmod(0o444)
-                fresh.replace(path)
-            found[str(item["name"])] = path
-        return found
+    async def _quiet(self) -> bool:
+        for _ in range(QUIET_ROUNDS):
+            instances = list(self._instances.values())
+            questions = sum(i.asks.open for i in instances if i.asks is not None)
+            if (
+                self._killing
+                or not self._port.up_to_date
+                or not all(instance.asleep for instance in instances)
+                or questions != self._port.parked
+            ):
+                return False
+            await asyncio.sleep(0)
+        return True
 
     async def _shut_down(self, grace_s: float) -> bool:
-        tasks = [i.task for i in self._instances.values() if i.task is not None]
-        if tasks:
-            await asyncio.wait(tasks, timeout=grace_s)
-        left = list(self._instances.values())
+        lives = [i.life for i in self._instances.values() if i.life is not None]
+        if lives:
+            await asyncio.wait(lives, timeout=grace_s)
+        left = [i for i in self._instances.values() if i.life is not None]
         for instance in left:
-            instance.silent = True
-            if instance.task is not None:
-                instance.task.cancel()
-        await asyncio.gather(
-            *(
-                self._report(
-                    lambda ref=instance.ref: self._port.lost(  # type: ignore[misc]
-                        ref, "coordinator_shutdown", "the coordinator stopped"
-                    )
-                )
-                for instance in left
-            )
-        )
+            instance.give_up()
+        why = "the coordinator stopped"
+        await asyncio.gather(*(self._lose(i.ref, "coordinator_shutdown", why) for i in left))
         return not left
+
+    async def _lose(self, ref: InstanceRef, error_class: e.ErrorClass, evidence: str) -> None:
+        await self._report(ref, lambda: self._port.lost(ref, error_class, evidence))
 
     async def _end(self) -> None:
         self._port.close()
-        tasks = [i.task for i in self._instances.values() if i.task is not None]
         for instance in list(self._instances.values()):
-            instance.silent = True
-        for task in tasks:
+            instance.give_up()
+        rest = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in rest:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def describe_error(error: BaseException | None, code: str) -> Json:
-    """Returns what is kept of an error, sealed: its text and the last lines of its stack."""
-    if error is None:
-        return {"message": code}
-    stack = traceback.format_exception(type(error), error, error.__traceback__)
-    lines = "".join(stack).splitlines()[-STACK_LINES:]
-    return {
-        "message": sanitise(str(error), ERROR_CHARS),
-        "stack": [sanitise(line, 400) for line in lines],
-        "type": type(error).__name__,
-    }
+        await asyncio.gather(*rest, return_exceptions=True)

@@ -11,19 +11,21 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from functools import cached_property
+from functools import cached_property, lru_cache
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, TypeVar, get_type_hints, overload
 
+from msgspec import Struct
 from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
-from handlers.submit import PlayInfo
+from handlers.engine import PlayInfo
 from ledger.canonical import Json, canonical
 from ledger.errors import InputInvalid, PlayNotFound, Refused
 from ledger.ids import quote
@@ -70,6 +72,17 @@ def play(
     return mark if function is None else mark(function)
 
 
+class Origin(Struct, frozen=True):
+    """Where a play's function stands, so that another process can load it too."""
+
+    module: str
+    file: str | None
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file or self.module}:{self.function}"
+
+
 @dataclass(frozen=True)
 class Play:
     """A loaded play: its function, and what its signature says of input and result."""
@@ -77,7 +90,7 @@ class Play:
     name: str
     function: Callable[..., Any]
     options: PlayOptions
-    source: str = field(default="", compare=False)
+    origin: Origin | None = field(default=None, compare=False)
 
     @property
     def is_async(self) -> bool:
@@ -154,8 +167,11 @@ class Play:
         return sha256(source.encode()).hexdigest()[:16]
 
 
-class Plays:
-    """The plays a process offers, by name, and those that a trusted file may start beside them."""
+class Plays(AbstractSet[str]):
+    """The plays a process offers, and those that a trusted file starts beside them.
+
+    As a set it is that of their names, always as they are now, from any thread.
+    """
 
     def __init__(self, plays: Iterable[Play] = ()) -> None:
         self._plays: dict[str, Play] = {}
@@ -167,11 +183,11 @@ class Plays:
         known = self._plays.get(item.name)
         if known is not None and known.function is not item.function:
             raise Refused(
-                f"two plays are named {quote(item.name)}: {known.source} and {item.source}",
+                f"two plays are named {quote(item.name)}: {known.origin} and {item.origin}",
                 code="PLAY_NAME_TAKEN",
                 hint='name one of them: @play(name="...")',
             )
-        self._plays[item.name] = item
+        self._plays = {**self._plays, item.name: item}  # others may be looking through the old one
 
     def get(self, name: str) -> Play | None:
         return self._plays.get(name)
@@ -185,10 +201,17 @@ class Plays:
     def names(self) -> frozenset[str]:
         return frozenset(self._plays)
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._plays
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._plays)
+
     def __len__(self) -> int:
         return len(self._plays)
 
 
+@lru_cache(maxsize=4096)
 def as_play(function: Callable[..., Any], *, trusted: bool = False) -> Play:
     """Returns a function as a play; with `trusted`, also one without the mark."""
     options = getattr(function, _MARK, None)
@@ -198,15 +221,50 @@ def as_play(function: Callable[..., Any], *, trusted: bool = False) -> Play:
                 f"{function.__name__} is not marked @play", hint="put @play above it"
             )
         options = PlayOptions(name=None, retries=0, timeout=None)
-    module = inspect.getmodule(function)
+    module = sys.modules.get(function.__module__)
+    file: str | None = getattr(module, "__file__", None)
     stem = getattr(module, _STEM, None) or function.__module__
-    source = getattr(module, "__file__", None) or function.__module__
+    if stem == "__main__" and file is not None:
+        stem = Path(file).stem
     return Play(
         name=options.name or f"{stem}:{function.__name__}",
         function=function,
         options=options,
-        source=f"{source}:{function.__name__}",
+        origin=Origin(module=function.__module__, file=file, function=function.__qualname__),
     )
+
+
+def is_play(value: object) -> bool:
+    """Says whether a value is a function marked as a play."""
+    return callable(value) and hasattr(value, _MARK)
+
+
+def load_origin(origin: Origin, name: str) -> Play:
+    """Returns the play whose function stands there, under the name its run has."""
+    if "<" in origin.function:
+        raise PlayNotFound(
+            f"{origin} stands inside a function, where no other process finds it",
+            hint="put it at the top of its module",
+        )
+    found: Any = _module_at(origin)
+    for part in origin.function.split("."):
+        found = getattr(found, part, None)
+    if not callable(found):
+        raise PlayNotFound(f"{origin} is no function", hint="put it at the top of its module")
+    return replace(as_play(found, trusted=True), name=name)
+
+
+def _module_at(origin: Origin) -> ModuleType:
+    private = origin.module == "__main__" or origin.module.startswith(_PRIVATE)
+    if not private:
+        try:
+            return importlib.import_module(origin.module)
+        except ImportError:
+            if origin.file is None:
+                raise
+    if origin.file is None:
+        raise PlayNotFound(f"{origin} stands in no file", hint="put the play into a file")
+    return load_module(origin.file)
 
 
 def plays_in(reference: str) -> list[Play]:
@@ -246,6 +304,7 @@ def find_play(reference: str) -> Play:
 
 
 _STEM: Final = "__playledger_stem__"
+_PRIVATE: Final = "_plays_"
 
 
 def load_module(reference: str) -> ModuleType:
@@ -260,7 +319,7 @@ def load_module(reference: str) -> ModuleType:
     path = Path(reference).resolve()
     if not path.is_file():
         raise PlayNotFound(f"{reference} does not exist", hint="check the path")
-    name = f"_plays_{path.stem}_{sha256(str(path).encode()).hexdigest()[:8]}"
+    name = f"{_PRIVATE}{path.stem}_{sha256(str(path).encode()).hexdigest()[:8]}"
     loaded = sys.modules.get(name)
     if loaded is not None:
         return loaded
@@ -322,7 +381,7 @@ def _adapter(annotation: Any) -> TypeAdapter[Any] | None:
         return None
     try:
         return TypeAdapter(annotation)
-    except PydanticSchemaGenerationError:
+    except (PydanticSchemaGenerationError, RecursionError):  # an alias that names itself
         return None
 
 

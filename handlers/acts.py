@@ -29,7 +29,6 @@ from ledger.events import Event, RunEvent
 from ledger.failpoint import failpoint
 from ledger.ids import run_stream
 from ledger.vault import ValueGone
-from projections.load import run_query
 from projections.state import Run
 
 
@@ -72,10 +71,9 @@ class Acts:
         """Gives up this node's leases."""
         await self._log.run_job(release(self._node.id))
 
-    async def create(self, intent: Recorded[Event], tries: int) -> None:
+    async def create(self, intent: Recorded[Event], run: Run, tries: int) -> None:
         """Has an engine create an instance, unless the run has ended meanwhile."""
         asked = cast("e.InstanceCreateRequested", intent.data)
-        run = await self._run(intent)
         ref = instance_ref(run, asked.instance_id, asked.attempt, None)
         if run.terminal:
             await self._create_failed(ref, intent, "permanent", tries, "RUN_TERMINAL")
@@ -106,10 +104,9 @@ class Acts:
         except Conflict:
             return  # somebody else created it, or it has ended: there is nothing left to do
 
-    async def terminate(self, intent: Recorded[Event]) -> bool:
+    async def terminate(self, intent: Recorded[Event], run: Run) -> bool:
         """Asks an instance to end; returns whether that settled it, or it has to be asked again."""
         asked = cast("e.InstanceTerminateRequested", intent.data)
-        run = await self._run(intent)
         engine = self._engines.get(run.engine)
         failpoint("before_terminate")
         found = engine is not None and await engine.terminate(asked.instance_id, asked.reason)
@@ -122,10 +119,9 @@ class Acts:
         )
         return True
 
-    async def load_params(self, intent: Recorded[Event]) -> None:
+    async def load_params(self, intent: Recorded[Event], run: Run) -> None:
         """Loads the launch state and checks it, before a retry is claimed (INV-29, INV-36)."""
         asked = cast("e.RetryParamsRequested", intent.data)
-        run = await self._run(intent)
         fact: RunEvent
         try:
             failpoint("before_params_load")
@@ -143,10 +139,9 @@ class Acts:
             )
         await self._outcome(intent, fact)
 
-    async def submit_child(self, intent: Recorded[Event]) -> None:
+    async def submit_child(self, intent: Recorded[Event], parent: Run) -> None:
         """Submits a child; its own `run.submitted` is the outcome, in its own stream."""
         asked = cast("e.ChildRequested", intent.data)
-        parent = await self._run(intent)
         if parent.status == "cancelled" or (parent.terminal and asked.on_parent_end == "cancel"):
             await self._child_failed(intent, asked, "PARENT_TERMINAL")
             return
@@ -264,13 +259,6 @@ class Acts:
             failpoint("after_timer_fired")
         except IntentNotFound:
             return  # not due by the log's clock yet: it is looked at again
-
-    async def _run(self, intent: Recorded[Event]) -> Run:
-        run_id = intent.subject.removeprefix("run/")
-        run = await self._log.reader.ask(run_query(run_id))
-        if run is None:
-            raise EngineError(f"{intent.subject} has no row", code="RUN_ROW_MISSING")
-        return run
 
     async def _create_failed(
         self,

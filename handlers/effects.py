@@ -38,10 +38,11 @@ from ledger.errors import PlayledgerError, Unavailable
 from ledger.events import Event
 from ledger.failpoint import failpoint
 from ledger.rows import Patch
-from ledger.vault import expire_orphans
+from ledger.vault import expire_orphans, orphans_query
 from ledger.writer import Clock, Committed
-from projections.load import OutboxRow
+from projections.load import OutboxRow, run_query
 from projections.rows import IntentKind
+from projections.state import Run, RunState
 
 SWEEP_S: Final = 1.0
 RETRY_S: Final = 0.5
@@ -73,8 +74,10 @@ class EffectLoop:
         self._acts = Acts(run_log, self._port, node, engines, submitter)
         self._held: dict[str, OutboxRow] = {}
         self._due: list[tuple[int, int, str]] = []
-        self._intents: dict[str, Recorded[Event]] = {}
+        self._intents: dict[str, tuple[Recorded[Event], Run]] = {}
         self._busy: set[str] = set()
+        self._asked: set[str] = set()
+        """Terminates that were done; the instance's own end closes them."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._news = asyncio.Event()
@@ -89,6 +92,7 @@ class EffectLoop:
         self._stop_listening = self._log.writer.subscribe(loop, self._notice)
         await self._record_node(e.NodeStarted(node_id=self._node.id, **self._acts.described()))
         ended = await sweep(self._log, self._watch, self._node.id)
+        await self._expire()
         await self._take()
         self._spawn(self._keep_looking())
         self._spawn(self._keep_sweeping())
@@ -117,8 +121,12 @@ class EffectLoop:
 
     @property
     def next_due_at(self) -> int | None:
-        """When the next held intent that nobody is doing is due, in ms since 1970."""
-        waiting = [r.due_at for r in self._held.values() if r.intent_id not in self._busy]
+        """When the next held intent is due that nobody is doing or has done, in ms since 1970."""
+        waiting = (
+            row.due_at
+            for row in self._held.values()
+            if not row.parked and row.intent_id not in self._busy | self._asked
+        )
         return min(waiting, default=None)
 
     @property
@@ -158,6 +166,7 @@ class EffectLoop:
         for (intent_id,), row in committed.rows["outbox"].items():
             key = str(intent_id)
             if row is None:
+                self._asked.discard(key)
                 self._held.pop(key, None)
                 self._intents.pop(key, None)
             elif isinstance(row, Patch):
@@ -170,8 +179,9 @@ class EffectLoop:
                 changed = True
         if changed:
             for recorded in committed.events:
-                if recorded.id in self._held:
-                    self._intents[recorded.id] = recorded
+                state = committed.states.get(recorded.subject)
+                if recorded.id in self._held and isinstance(state, RunState):
+                    self._intents[recorded.id] = (recorded, state.run)
             self.pump()
 
     def _hold(self, row: OutboxRow) -> None:
@@ -233,6 +243,10 @@ class EffectLoop:
         await sweep(self._log, self._watch, self._node.id)
         await self._take()
         if self._sweeps % ORPHANS_EVERY == 0:
+            await self._expire()
+
+    async def _expire(self) -> None:
+        if await self._log.reader.ask(orphans_query(self._clock())):
             await self._log.run_job(expire_orphans)
 
     async def _guarded(self, work: Callable[[], Awaitable[None]]) -> None:
@@ -261,10 +275,18 @@ class EffectLoop:
             )
         finally:
             self._busy.discard(row.intent_id)
-        held = self._held.get(row.intent_id)
-        if again is not None and held is not None:
+            if again == ASK_AGAIN_S:
+                self._asked.add(row.intent_id)
+        if again is not None and row.intent_id in self._held:
+            await self._guarded(lambda: self._look_again(row.intent_id))
             loop = asyncio.get_running_loop()
             loop.call_later(again, self._retry, row.intent_id)
+
+    async def _look_again(self, intent_id: str) -> None:
+        """Lets go of a row that another process closed: it would be tried for ever."""
+        if not await self._log.reader.ask(rows_query([intent_id])):
+            self._held.pop(intent_id, None)
+            self._intents.pop(intent_id, None)
 
     def _retry(self, intent_id: str) -> None:
         held = self._held.get(intent_id)
@@ -278,23 +300,19 @@ class EffectLoop:
             earlier_query(row)
         ):
             return 0.02
-        intent = self._intents.get(row.intent_id)
-        if intent is None:
-            intent = await self._log.reader.ask(intent_query(row.intent_id))
-            if intent is None:
-                raise EngineError(f"intent {row.intent_id} is not in the log", code="INTENT_LOST")
+        intent, run = await self._intent(row)
         kind = cast("IntentKind", row.kind)
         match kind:
             case "create":
-                await self._acts.create(intent, row.tries + 1)
+                await self._acts.create(intent, run, row.tries + 1)
                 return RETRY_S
             case "terminate":
-                settled = await self._acts.terminate(intent)
+                settled = await self._acts.terminate(intent, run)
                 return None if settled else ASK_AGAIN_S
             case "params":
-                await self._acts.load_params(intent)
+                await self._acts.load_params(intent, run)
             case "child_submit":
-                await self._acts.submit_child(intent)
+                await self._acts.submit_child(intent, run)
             case "child_cancel":
                 await self._acts.cancel_child(intent)
             case "child_terminal":
@@ -304,6 +322,20 @@ class EffectLoop:
             case _:
                 assert_never(kind)
         return RETRY_S
+
+    async def _intent(self, row: OutboxRow) -> tuple[Recorded[Event], Run]:
+        """Returns the event behind a row, and its run as of that commit or now.
+
+        A state older than the log's is no danger: the writer decides, and refuses what is too late.
+        """
+        known = self._intents.get(row.intent_id)
+        if known is not None and not row.tries:
+            return known
+        intent = await self._log.reader.ask(intent_query(row.intent_id))
+        run = await self._log.reader.ask(run_query(row.stream.removeprefix("run/")))
+        if intent is None or run is None:
+            raise EngineError(f"intent {row.intent_id} is not in the log", code="INTENT_LOST")
+        return intent, run
 
     async def _failed(self, row: OutboxRow, error: PlayledgerError) -> float | None:
         """Records a failed try; the projection says when the next one is due."""

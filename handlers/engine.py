@@ -6,10 +6,12 @@ end itself; nothing above it matches messages.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, Protocol
 
 from msgspec import Struct
 
+from ledger.canonical import Json
 from ledger.errors import PlayledgerError
 from ledger.events import TerminateReason
 from projections.state import Run
@@ -25,6 +27,16 @@ class CreateRequest(Struct, frozen=True):
     attempt: int
     intent_id: str
     params: bytes
+
+
+class PlayInfo(Struct, frozen=True):
+    """What a submit has to know of a play; `check` raises InputInvalid for what it refuses."""
+
+    name: str
+    digest: str | None = None
+    retries: int = 0
+    timeout_ms: int | None = None
+    check: Callable[[Json], None] | None = None
 
 
 class EngineError(PlayledgerError):

@@ -33,7 +33,7 @@ from ledger.ids import event_id, quote
 from ledger.rows import RowChange
 from ledger.transaction import Transaction
 from projections.load import load
-from projections.rows import project
+from projections.rows import project_parts, run_row
 from projections.run import evolve
 from projections.state import RunState
 
@@ -133,13 +133,14 @@ def _append(
             actor=command.actor,
         )
         state = evolve(before, recorded)
-        changes += project(recorded, before, state)
+        changes += project_parts(recorded, before, state)
         for index, choice in enumerate(react(state, recorded)):
             queue.append((choice, event_id(recorded.id, str(index)), recorded.id))
         if len(staged.events) + len(queue) > CLOSURE_MAX:
             raise AssertionError(f"{command.stream}: over {CLOSURE_MAX} events from one command")
     if state is None:
         raise AssertionError(f"{command.stream}: no facts to append")
+    changes.append(run_row(state.run))
     transaction.accept(staged, command.stream, state, changes, keep=not state.run.terminal)
     if keep_values:
         transaction.keep_values(command.values)

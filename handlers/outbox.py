@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterable
+from collections.abc import Set as AbstractSet
 from typing import Final
 
 from msgspec import Struct
@@ -15,7 +16,7 @@ from msgspec import Struct
 from handlers.execute import State
 from ledger.codec import Recorded, decode
 from ledger.events import Event
-from ledger.query import Query, first_value
+from ledger.query import Query
 from ledger.rows import Row, RowChange
 from ledger.transaction import Transaction
 from projections.load import OutboxRow
@@ -28,9 +29,12 @@ _COLUMNS: Final = (
 
 
 class Scope(Struct, frozen=True):
-    """Which runs' intents a node takes: those of one family, or those of the plays it offers."""
+    """Which runs' intents a node takes: those of one family, or those of the plays it offers.
 
-    plays: frozenset[str]
+    `plays` may grow: a play can start others of its file.
+    """
+
+    plays: AbstractSet[str]
     family: str | None = None
 
     def covers(self, run: Run) -> bool:
@@ -130,9 +134,6 @@ LIVE_HOSTS: Final[Query[list[str]]] = Query(
 )
 ASKED_HOSTS: Final[Query[list[str]]] = Query(
     "select distinct host from outbox where host is not null", (), lambda rows: [r[0] for r in rows]
-)
-OLDEST_DUE: Final[Query[int | None]] = Query(
-    "select min(due_at) from outbox where parked = 0", (), first_value
 )
 
 

@@ -8,6 +8,7 @@ one event loop and is woken there by commits, whoever made them.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from handlers.commands import Command, Reporter, wait_id
 from handlers.execute import Answer, State
 from ledger import events as e
 from ledger.canonical import Json, canonical
+from ledger.codec import Recorded
 from ledger.errors import TooLarge
 from ledger.events import Event, Seal
 from ledger.ids import child_run_id, run_stream
@@ -29,6 +31,7 @@ from projections.load import child_query, run_query, wait_query
 from projections.state import Child, Run, Wait
 
 RunLog = Log[Command, State, Answer]
+Expected = dict[tuple[str, str], asyncio.Future[Any]]
 
 
 class InstanceRef(Struct, frozen=True):
@@ -58,12 +61,25 @@ class Port:
 
     def __init__(self, log: RunLog) -> None:
         self._log = log
-        self._waiting: dict[tuple[str, str, str], set[asyncio.Future[None]]] = {}
+        self._waiting: dict[str, dict[str, Expected]] = {}
+        self._parked: Counter[asyncio.Future[Any]] = Counter()
+        self._seen = 0
         self._stop: Callable[[], None] | None = None
+
+    @property
+    def up_to_date(self) -> bool:
+        """Whether every commit of this process has been noticed here."""
+        return self._seen == self._log.writer.position
+
+    @property
+    def parked(self) -> int:
+        """How many questions wait for a fact that has not come."""
+        return sum(count for future, count in self._parked.items() if not future.done())
 
     def open(self) -> None:
         """Begins to be woken by commits, on the running loop."""
         self._stop = self._log.writer.subscribe(asyncio.get_running_loop(), self._notice)
+        self._seen = self._log.writer.position
 
     def close(self) -> None:
         """Ends that."""
@@ -82,6 +98,13 @@ class Port:
         )
         actor = ref.actor if ref.host is None else "node/" + ref.host
         return await self._record(ref.stream, fact, actor, cause=intent_id)
+
+    async def started(self, ref: InstanceRef) -> Answer:
+        """Records that an instance of another engine runs; it may come before `created` does."""
+        fact = e.InstanceStarted(
+            instance_id=ref.instance_id, attempt=ref.attempt, host=ref.host, start_gap_ms=0
+        )
+        return await self._report(ref, fact, [])
 
     async def create_failed(
         self, ref: InstanceRef, intent_id: str, kind: e.CreateFailure, tries: int, code: str
@@ -196,24 +219,22 @@ class Port:
             input=sealed.seal,
             on_parent_end=on_parent_end,
         )
-        await self._report(ref, fact, [sealed])
+        self._expect(ref, "child", child_key)
+        answer = await self._report(ref, fact, [sealed])
+        if answer.replayed:  # it may have ended long ago, before anybody listened here
+            child = await self._log.reader.ask(child_query(ref.run_id, child_key))
+            if child is not None and child.status != "requested":
+                self._tell(ref.stream, "child", child_key, child)
         return fact.child_run_id
 
     async def child_end(self, ref: InstanceRef, child_key: str) -> Child:
         """Waits until a child's terminal stands in the parent's stream, and returns it.
 
-        A query over facts, not a message to someone alive: a terminal that came early, late or to
+        A fact of the log, not a message to someone alive: a terminal that came early, late or to
         another attempt answers at once (CASES C004).
         """
-        while True:
-            future = self._expect(ref.stream, "child", child_key)
-            try:
-                child = await self._log.reader.ask(child_query(ref.run_id, child_key))
-                if child is not None and child.status != "requested":
-                    return child
-                await future
-            finally:
-                self._forget(ref.stream, "child", child_key, future)
+        end: Child = await self._park(self._expect(ref, "child", child_key))
+        return end
 
     async def wait(
         self,
@@ -228,25 +249,19 @@ class Port:
         fact = e.RunWaitStarted(
             wait_id=name, kind=kind, key=key, ordinal=ordinal, until_at=until_at
         )
-        future = self._expect(ref.stream, "wait", name)
-        try:
-            await self._report(ref, fact, [])
-        except BaseException:
-            self._forget(ref.stream, "wait", name, future)
-            raise
-        while True:
-            try:
-                wait = await self._log.reader.ask(wait_query(ref.run_id, name))
-                if wait is not None and wait.outcome is not None:
-                    return wait
-                await future
-            finally:
-                self._forget(ref.stream, "wait", name, future)
-            future = self._expect(ref.stream, "wait", name)
+        ended = self._expect(ref, "wait", name)
+        answer = await self._report(ref, fact, [])
+        wait = await self._log.reader.ask(wait_query(ref.run_id, name)) if answer.replayed else None
+        if wait is None or wait.outcome is None:
+            await self._park(ended)
+            wait = await self._log.reader.ask(wait_query(ref.run_id, name))
+        if wait is None:
+            raise LookupError(name)
+        return wait
 
-    async def reveal(self, value: Seal) -> Json:
-        """Returns a sealed value."""
-        return await self._log.vault.reveal(value)
+    async def reveal_bytes(self, value: Seal) -> bytes:
+        """Returns a sealed value as canonical JSON."""
+        return await self._log.vault.reveal_bytes(value)
 
     async def run(self, run_id: str) -> Run | None:
         """Returns a run's row."""
@@ -276,37 +291,76 @@ class Port:
     async def _record(self, stream: str, fact: Event, actor: str, *, cause: str) -> Answer:
         return await self._log.transact(Command(stream=stream, fact=fact, actor=actor, cause=cause))
 
-    def _expect(self, stream: str, what: str, key: str) -> asyncio.Future[None]:
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault((stream, what, key), set()).add(future)
+    def forget(self, ref: InstanceRef) -> None:
+        """Drops what an instance waited for; it has ended."""
+        instances = self._waiting.get(ref.stream, {})
+        for future in instances.pop(ref.instance_id, {}).values():
+            future.cancel()
+        if not instances:
+            self._waiting.pop(ref.stream, None)
+
+    def _expect(self, ref: InstanceRef, what: str, key: str) -> asyncio.Future[Any]:
+        """Returns what is done when a thing has ended.
+
+        Asked for before the thing is begun, so that no end can pass between a look and a wait.
+        """
+        expected = self._waiting.setdefault(ref.stream, {}).setdefault(ref.instance_id, {})
+        future = expected.get((what, key))
+        if future is None:
+            future = expected[what, key] = asyncio.get_running_loop().create_future()
         return future
 
-    def _forget(self, stream: str, what: str, key: str, future: asyncio.Future[None]) -> None:
-        waiting = self._waiting.get((stream, what, key))
-        if waiting is not None:
-            waiting.discard(future)
-            if not waiting:
-                del self._waiting[stream, what, key]
+    async def _park(self, future: asyncio.Future[Any]) -> Any:
+        self._parked[future] += 1
+        try:
+            return await asyncio.shield(future)
+        finally:
+            self._parked[future] -= 1
+            if not self._parked[future]:
+                del self._parked[future]
+
+    def _tell(self, stream: str, what: str, key: str, value: object) -> None:
+        for expected in self._waiting.get(stream, {}).values():
+            future = expected.get((what, key))
+            if future is not None and not future.done():
+                future.set_result(value)
 
     def _notice(self, committed: Committed) -> None:
+        if committed.events:
+            self._seen = committed.events[-1].position
         if not self._waiting:
             return
         for recorded in committed.events:
+            if recorded.subject not in self._waiting:
+                continue
             event: Any = recorded.data
-            match event:
-                case e.ChildTerminalSet():
-                    self._wake(recorded.subject, "child", event.event_key)
-                case e.ChildSubmitFailed():
-                    self._wake(recorded.subject, "child", event.child_key)
-                case e.RunWaitEnded():
-                    self._wake(recorded.subject, "wait", event.wait_id)
-                case _:
-                    continue
+            if isinstance(event, e.ChildTerminalSet):
+                self._tell(recorded.subject, "child", event.event_key, _child_end(event, recorded))
+            elif isinstance(event, e.ChildSubmitFailed):
+                child = Child(
+                    child_key=event.child_key,
+                    status="failed",
+                    position=recorded.position,
+                    child_run_id=event.child_run_id,
+                    code=event.code,
+                )
+                self._tell(recorded.subject, "child", event.child_key, child)
+            elif isinstance(event, e.RunWaitEnded):
+                self._tell(recorded.subject, "wait", event.wait_id, None)
 
-    def _wake(self, stream: str, what: str, key: str) -> None:
-        for future in self._waiting.get((stream, what, key), ()):
-            if not future.done():
-                future.set_result(None)
+
+def _child_end(event: e.ChildTerminalSet, recorded: Recorded[Event]) -> Child:
+    """Returns what an awaiting parent needs of a terminal."""
+    return Child(
+        child_key=event.event_key,
+        status=event.status or "completed",
+        position=recorded.position,
+        child_run_id=event.child_run_id,
+        result=event.result if event.source == "child" else event.data,
+        error_class=event.error_class,
+        code=event.code,
+        error=event.error,
+    )
 
 
 def decode_params(params: bytes) -> dict[str, Any]:

@@ -15,26 +15,17 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from handlers.commands import Command
+from handlers.engine import PlayInfo as PlayInfo  # noqa: PLC0414 - submitters name it from here
 from handlers.execute import Answer
 from handlers.port import RunLog
 from ledger import events as e
-from ledger.canonical import Json, canonical
+from ledger.canonical import Json, canonical, canonical_own
 from ledger.errors import PlayNotFound, Reseal, TooLarge
 from ledger.failpoint import failpoint
 from ledger.ids import check_run_id, quote, run_stream
 from ledger.seal import blob_ref, request_digest, seal
 
 PARAMS_PLACE: Final = "run.submitted/submit/params"
-
-
-class PlayInfo(Struct, frozen=True):
-    """What a submit has to know of a play; `check` raises InputInvalid for what it refuses."""
-
-    name: str
-    digest: str | None = None
-    retries: int = 0
-    timeout_ms: int | None = None
-    check: Callable[[Json], None] | None = None
 
 
 class StagedFile(Struct, frozen=True):
@@ -93,6 +84,7 @@ class Submitter:
                 hint="start serve with the file or module it is in",
             )
         size = len(canonical(submission.input))
+        canonical(dict(submission.options))
         if size > submission.policy.max_bytes:
             raise TooLarge(
                 f"workflow retry params too large: {size} bytes exceeds "
@@ -105,17 +97,18 @@ class Submitter:
             )
         if play.check is not None:
             play.check(submission.input)
+        vault = self._log.vault
+        key = vault.known_key(submission.run_id) or secrets.token_bytes(32)
         try:
-            return await self._submit(submission, play)
+            return await self._submit(submission, play, key)
         except Reseal:
-            # The run exists, or came to exist meanwhile, under its own key: seal under that one.
-            return await self._submit(submission, play)
+            # The run exists under its own key, so that equal requests compare equal: seal again.
+            own = await vault.run_key(submission.run_id)
+            return await self._submit(submission, play, own or key)
 
-    async def _submit(self, submission: Submission, play: PlayInfo) -> Answer:
+    async def _submit(self, submission: Submission, play: PlayInfo, key: bytes) -> Answer:
         run_id = submission.run_id
         vault = self._log.vault
-        known = await vault.run_key(run_id)
-        key = known or secrets.token_bytes(32)
         stream = run_stream(run_id)
         files: list[Json] = [dict(file) for file in submission.files]
         stored = []
@@ -126,7 +119,7 @@ class Submitter:
             files.append(
                 {"blob": ref.blob, "bytes": ref.bytes, "name": staged.name, "sha256": ref.sha256}
             )
-        params = canonical(
+        params = canonical_own(
             {"files": files, "input": submission.input, "options": dict(submission.options)}
         )
         policy = policy_for(submission, play)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Any, Final
 
 import orjson
 
@@ -41,9 +41,7 @@ _LINE_ENDS: Final = {b"\xc2\x85": "U+0085", b"\xe2\x80\xa8": "U+2028", b"\xe2\x8
 
 
 def canonical(value: Json) -> bytes:
-    """Returns the canonical bytes of a value, or raises JsonInvalid with the path of the first
-    thing that cannot be written.
-    """  # fmt: skip
+    """Returns a value's bytes, or raises JsonInvalid with the path of what cannot be written."""
     if _writable((value,), 0):
         try:
             data = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
@@ -56,6 +54,11 @@ def canonical(value: Json) -> bytes:
     problem = _find_problem(value, [])
     assert problem is not None, "refused without a reason"
     raise problem
+
+
+def canonical_own(value: object) -> bytes:
+    """Returns the bytes of a value that is known to be writable: ours, or canonical before."""
+    return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
 
 
 def check_leaf_text(leaf: bytes) -> None:
@@ -90,25 +93,27 @@ def json_path(steps: Sequence[str | int]) -> str:
     return path
 
 
-def _writable(values: Iterable[object], depth: int) -> bool:
+def _writable(values: Iterable[Any], depth: int) -> bool:
     """Says whether orjson would write these exactly; text and keys it checks itself.
 
     orjson alone would write NaN as null, and enums and tuples as something else that reads back.
     """
     for value in values:
         kind = type(value)
-        if kind is str or value is None or kind is bool:
+        if kind is str or kind is bool or value is None:
             continue
-        if isinstance(value, int):
-            if kind is not int or not -INTEGER_MAX <= value <= INTEGER_MAX:
+        if kind is int:
+            if not -INTEGER_MAX <= value <= INTEGER_MAX:
                 return False
-        elif isinstance(value, float):
-            if kind is not float or value - value != 0.0:
+        elif kind is float:
+            if value - value != 0.0:
                 return False
-        elif isinstance(value, dict):
-            if kind is not dict or depth == DEPTH_MAX or not _writable(value.values(), depth + 1):
+        elif depth == DEPTH_MAX:
+            return False
+        elif kind is dict:
+            if not _writable(value.values(), depth + 1):
                 return False
-        elif kind is not list or depth == DEPTH_MAX or not _writable(value, depth + 1):  # type: ignore[arg-type]
+        elif kind is not list or not _writable(value, depth + 1):
             return False
     return True
 

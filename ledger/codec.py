@@ -15,6 +15,7 @@ import msgspec
 import orjson
 from msgspec import Struct
 
+from ledger.canonical import check_leaf_text
 from ledger.errors import LogDamaged, SchemaNewer, TooLarge
 from ledger.events import EVENT_TYPES, SCHEMA_VERSIONS, WIRE_NAMES, Event
 from ledger.upcast import UPCASTERS, upcast
@@ -82,6 +83,7 @@ def wire_name(event: Event) -> str:
 def encode(recorded: Recorded[Event]) -> bytes:
     """Returns the leaf of an event, or raises TooLarge above 16 KiB."""
     leaf = _ENCODER.encode(recorded)
+    check_leaf_text(leaf)
     if len(leaf) > LEAF_BYTES_MAX:
         raise TooLarge(
             f"{recorded.type} takes {len(leaf)} bytes, an event holds {LEAF_BYTES_MAX}",

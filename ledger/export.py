@@ -136,7 +136,8 @@ def read_export(path: Path) -> Iterator[bytes]:
         while line := file.readline(LEAF_BYTES_MAX + 1):
             number += 1
             if not line.endswith(b"\n"):
-                what = "is cut" if len(line) <= LEAF_BYTES_MAX else f"is over {LEAF_BYTES_MAX} bytes"
+                over = len(line) > LEAF_BYTES_MAX
+                what = f"is over {LEAF_BYTES_MAX} bytes" if over else "is cut"
                 raise LogDamaged(
                     f"{path} is damaged: line {number} {what}", hint="export it again", line=number
                 )

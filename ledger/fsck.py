@@ -225,8 +225,13 @@ class Ids:
             recorded.position,
         )
 
-    def repeated(self) -> set[int]:
-        """Returns the starts of ids that were seen more than once."""
+    def repeated(self, path: Path) -> Iterator[Finding]:
+        """Yields the ids that the file has more than once; only then it is read again."""
+        twice = self._twice()
+        if twice:
+            yield from _repeated(path, twice)
+
+    def _twice(self) -> set[int]:
         twice: set[int] = set()
         for bucket in self._ids:
             seen = set(bucket)
@@ -375,9 +380,7 @@ def _fsck_file(path: Path) -> Iterator[Finding]:
             checker.findings.clear()
     except LogDamaged as error:
         yield Finding("line", error.message.removeprefix(f"{path} is damaged: "))
-    twice = ids.repeated()
-    if twice:
-        yield from _repeated(path, twice)
+    yield from ids.repeated(path)
 
 
 def starts_the_log(leaf: bytes) -> bool:
@@ -410,7 +413,9 @@ def _pages(connection: sqlite3.Connection) -> Iterator[Finding]:
 
 
 def _squeezed(sql: str) -> str:
-    return " ".join(sql.split())
+    """Returns a statement without line breaks; SQLite writes its first two words in capitals."""
+    first, second, *rest = sql.split()
+    return " ".join((first.lower(), second.lower(), *rest))
 
 
 def _shown(leaf: bytes) -> str:

@@ -14,9 +14,14 @@ from __future__ import annotations
 import json
 import math
 import re
+from array import array
+from bisect import bisect_left
 from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Sequence
-from typing import Final, NoReturn
+from itertools import accumulate
+from typing import Final
+
+import orjson
 
 from ledger.canonical import (
     DEPTH_MAX,
@@ -30,14 +35,17 @@ from ledger.canonical import (
 from ledger.errors import JsonInvalid, TooLarge
 from ledger.ids import quote
 
-_FOLD: Final = bytes.maketrans(b"{}", b"[]")
+_STEP: Final = bytes.maketrans(b"[{]}", b"\1\1\xff\xff")  # as signed bytes: +1 and -1
+_CHUNK: Final = 65_536
 _NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 _STRING: Final = r'"[^"\\]*(?:\\.[^"\\]*)*"'
-_BRACKET: Final = re.compile(_STRING + r"|[\[\]{}]", re.DOTALL)
-_TOKEN: Final = re.compile(_STRING + r'|[\[\]{},:]|[^\s\[\]{},:"]+', re.DOTALL)
+_LEXEME: Final = re.compile(  # a row of small integers is one lexeme, for speed
+    _STRING + r'|(?:-?[0-9]{0,15},)+|[\[\]{}:]|[^\s\[\]{},:"]+', re.DOTALL
+)
 _ESCAPE: Final = re.compile(
     r"\\u[dD][89abAB]..\\u[dD][c-fC-F]..|(?P<half>\\u[dD][89a-fA-F]..)|(?P<nul>\\u0000)|\\."
 )
+_BARE: Final = re.compile(r"""[^"'\\\[\]{}]+""")  # what a shell and JSON both take in quotes
 _WORD: Final = re.compile(r'[^\s,:\[\]{}"]{1,40}|.', re.DOTALL)
 
 
@@ -55,14 +63,20 @@ def parse(data: bytes | str, *, what: str = "body", max_bytes: int | None = None
     raw, text = _decode(data, what)
     if max_bytes is not None and len(raw) > max_bytes:
         raise _too_large(len(raw), max_bytes, what)
-    if raw.count(b"[") + raw.count(b"{") > DEPTH_MAX and _too_deep(raw):
-        _refuse_depth(text, what)
+    if raw.count(b"[") + raw.count(b"{") > DEPTH_MAX:
+        _check_depth(raw[:_CHUNK], text, what)  # first, so that a flood of brackets costs nothing
+        if len(raw) > _CHUNK:
+            _check_depth(raw, text, what)
     try:
         value: Json = json.loads(text, object_pairs_hook=_unique)
-        canonical(value)
+        # Plain types only by now, so orjson misses nothing but what it writes as null, and NUL.
+        written = orjson.dumps(value, option=orjson.OPT_STRICT_INTEGER)
+        if b"null" in written or b"\\u0000" in written:
+            canonical(value)
     except json.JSONDecodeError as error:
         raise _syntax_error(text, error, what) from None
-    except (_DuplicateKey, JsonInvalid, ValueError):  # ValueError: more digits than int() takes
+    except (_DuplicateKey, JsonInvalid, orjson.JSONEncodeError, ValueError):
+        # ValueError: more digits than int() takes
         raise _first_problem(text, what) from None
     return value
 
@@ -119,40 +133,47 @@ def _too_large(size: int, limit: int, what: str) -> TooLarge:
     )
 
 
-def _too_deep(raw: bytes) -> bool:
-    """Says whether a text nests too deep, in at most 65 passes over its brackets.
+def _check_depth(raw: bytes, text: str, what: str) -> None:
+    """Refuses a text that nests too deep, in a few passes over the bytes and without recursion.
 
-    Each pass takes away the innermost pairs.  What closes nothing or is never closed is left: such
-    a text is refused later, and until then it nests at most twice the limit, which is harmless.
+    A closing bracket takes any opening one, and a backslash is taken for an escape outside strings
+    too: such a text is no JSON, and json.loads stops there, before it could nest any deeper.
     """
-    if b"\\" in raw:
-        raw = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
-    brackets = b"".join(raw.split(b'"')[::2]).translate(_FOLD, _NOT_BRACKETS)
-    for _ in range(DEPTH_MAX):
-        if b"[]" not in brackets:
-            break
-        brackets = brackets.replace(b"[]", b"")
-    return b"[]" in brackets or brackets.count(b"[") > DEPTH_MAX
-
-
-def _refuse_depth(text: str, what: str) -> NoReturn:
+    if b"\\" in raw:  # of the same length, so that places stay
+        raw = raw.replace(b"\\\\", b"..").replace(b'\\"', b"..")
+    parts = raw.split(b'"')
+    brackets = b"".join(parts[::2]).translate(_STEP, _NOT_BRACKETS)
     depth = 0
-    at = 0
-    for match in _BRACKET.finditer(text):
-        at = match.start()
-        if text[at] in "[{":
-            depth += 1
-        elif text[at] in "]}":
-            depth -= 1
-        if depth > DEPTH_MAX:
-            break
-    raise _refusal("JSON_TOO_DEEP", f"nested deeper than {DEPTH_MAX}", text, at, what)
+    for start in range(0, len(brackets), _CHUNK):
+        steps = array("b", brackets[start : start + _CHUNK])
+        if max(accumulate(steps, initial=depth)) > DEPTH_MAX:
+            nth = start + list(accumulate(steps, initial=depth)).index(DEPTH_MAX + 1)
+            at = len(raw[: _nth_bracket(parts, nth)].decode())
+            raise _refusal("JSON_TOO_DEEP", f"nested deeper than {DEPTH_MAX}", text, at, what)
+        depth += sum(steps)
+
+
+def _nth_bracket(parts: list[bytes], nth: int) -> int:
+    """Returns the place of the nth bracket, where every second part is the inside of a string."""
+
+    def count(data: bytes) -> int:
+        return len(data.translate(None, _NOT_BRACKETS))
+
+    place = 0
+    for index, part in enumerate(parts):
+        if index % 2 == 0:
+            inside = count(part)
+            if nth <= inside:
+                end = bisect_left(range(len(part)), nth, key=lambda end: count(part[:end]))
+                return place + end - 1
+            nth -= inside
+        place += len(part) + 1
+    raise AssertionError("fewer brackets than were counted")
 
 
 def _syntax_error(text: str, error: json.JSONDecodeError, what: str) -> JsonInvalid:
     """Returns the refusal of what is no JSON at all (UX 4.3)."""
     at = error.pos
-    hint = "strings and keys need double quotes"
     if at >= len(text.rstrip(" \t\r\n")):
         problem, hint = "ends too early to be JSON", "close what is open"
     elif text[at] < " ":
@@ -166,8 +187,15 @@ def _syntax_error(text: str, error: json.JSONDecodeError, what: str) -> JsonInva
         if error.msg.startswith("Extra data"):
             problem, hint = f"{word} after the value is not JSON", "send one value"
         else:
+            quotes = word[0].isalpha() or word[0] == "'"
+            hint = "strings and keys need double quotes" if quotes else "look at what precedes it"
             problem = f"{word} is not JSON"
-        if what.startswith("-") and len(text) <= 40 and not set(text) & set("\"'\\[]{}"):
+        if (
+            what.startswith("-")
+            and len(text) <= 40
+            and _BARE.fullmatch(text)
+            and text.isprintable()
+        ):
             hint = f"a string needs its quotes: {what} '{json.dumps(text, ensure_ascii=False)}'"
     return _refusal("JSON_INVALID", problem, text, at, what, hint=hint)
 
@@ -175,52 +203,52 @@ def _syntax_error(text: str, error: json.JSONDecodeError, what: str) -> JsonInva
 def _first_problem(text: str, what: str) -> JsonInvalid:
     """Returns the refusal of the first thing that is JSON in form but not for us.
 
-    The text is known to be well formed up to there, so its tokens can be told by their first
+    The text is known to be well formed up to there, so its lexemes can be told by their first
     character.
     """
     path: list[str | int] = []
     keys: list[set[str] | None] = []  # of each open bracket: the keys so far, None in a list
     is_key = False
-    for match in _TOKEN.finditer(text):
-        token, at = match.group(), match.start()
-        if token in "[{":
-            is_key = token == "{"
+    for match in _LEXEME.finditer(text):
+        lexeme, at = match.group(), match.start()
+        if lexeme in "[{":
+            is_key = lexeme == "{"
             keys.append(set() if is_key else None)
             path.append("" if is_key else 0)
-        elif token in "]}":
+        elif lexeme in "]}":
             keys.pop()
             path.pop()
-        elif token == ":":
+        elif lexeme == ":":
             is_key = False
-        elif token == ",":
+        elif lexeme[-1] == ",":
             is_key = keys[-1] is not None
             last = path[-1]
             if isinstance(last, int):
-                path[-1] = last + 1
-        elif token[0] == '"':
+                path[-1] = last + lexeme.count(",")
+        elif lexeme[0] == '"':
             here = path[:-1] if is_key else path
-            problem = _string_problem(text, token, at, here, what)
+            problem = _string_problem(text, lexeme, at, here, what)
             if problem is not None:
                 return problem
             seen = keys[-1] if is_key else None
             if seen is not None:
-                key: str = json.loads(token)
+                key: str = json.loads(lexeme)
                 if key in seen:
                     twice = f"key {quote(key)} twice"
                     return _refusal("JSON_DUPLICATE_KEY", twice, text, at, what, here)
                 seen.add(key)
                 path[-1] = key
         else:
-            problem = _number_problem(text, token, at, path, what)
+            problem = _number_problem(text, lexeme, at, path, what)
             if problem is not None:
                 return problem
     raise AssertionError("refused without a reason")
 
 
 def _string_problem(
-    text: str, token: str, at: int, path: Sequence[str | int], what: str
+    text: str, lexeme: str, at: int, path: Sequence[str | int], what: str
 ) -> JsonInvalid | None:
-    for match in _ESCAPE.finditer(token):
+    for match in _ESCAPE.finditer(lexeme):
         place = at + match.start()
         if match["half"]:
             half = f"{match['half']} is half of a surrogate pair"
@@ -231,25 +259,27 @@ def _string_problem(
 
 
 def _number_problem(
-    text: str, token: str, at: int, path: Sequence[str | int], what: str
+    text: str, lexeme: str, at: int, path: Sequence[str | int], what: str
 ) -> JsonInvalid | None:
     code = "JSON_NOT_FINITE"
-    if token in {"NaN", "Infinity", "-Infinity"}:
-        return _refusal(code, f"{token} is not JSON", text, at, what, path)
-    if token in {"true", "false", "null"}:
+    if lexeme in {"NaN", "Infinity", "-Infinity"}:
+        return _refusal(code, f"{lexeme} is not JSON", text, at, what, path)
+    if lexeme in {"true", "false", "null"}:
         return None
-    shown = token if len(token) <= 40 else f"{token[:20]}... ({len(token.lstrip('-'))} characters)"
-    if not token.lstrip("-").isdigit():
-        if math.isfinite(float(token)):
+    shown = (
+        lexeme if len(lexeme) <= 40 else f"{lexeme[:20]}... ({len(lexeme.lstrip('-'))} characters)"
+    )
+    if not lexeme.lstrip("-").isdigit():
+        if math.isfinite(float(lexeme)):
             return None
         return _refusal(code, f"{shown} is beyond a double", text, at, what, path)
-    if len(token) <= 17 and -INTEGER_MAX <= int(token) <= INTEGER_MAX:
+    if len(lexeme) <= 17 and -INTEGER_MAX <= int(lexeme) <= INTEGER_MAX:
         return None
     line, column = _line_column(text, at)
     return integer_problem(
         shown,
         path,
-        negative=token.startswith("-"),
+        negative=lexeme.startswith("-"),
         prefix=f"{what}: ",
         line=line,
         column=column,

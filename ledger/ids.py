@@ -93,6 +93,8 @@ def check_key(value: str, what: str) -> str:
         raise refuse(f"has {len(value)} characters, the limit is {KEY_MAX}")
     if value[0] == " " or value[-1] == " ":
         raise refuse("starts or ends with a space")
+    if value in (".", ".."):  # even escaped, clients and proxies take it out of a path
+        raise refuse("is a dot segment")
     for place, character in enumerate(value, 1):
         category = unicodedata.category(character)
         if category[0] == "C" or (category[0] == "Z" and character != " "):
@@ -110,7 +112,8 @@ def quote(text: str, limit: int = 80) -> str:
             out.append("\\" + character)
         elif category[0] == "C" or (category[0] == "Z" and character != " "):
             code = ord(character)
-            out.append(f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}")
+            wide = f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+            out.append(f"\\x{code:02x}" if code < 0x100 else wide)
         else:
             out.append(character)
     return '"' + "".join(out) + '"'

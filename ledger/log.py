@@ -11,6 +11,7 @@ import secrets
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -32,6 +33,7 @@ from ledger.database import (
 from ledger.errors import LogReadOnly, SchemaOlder
 from ledger.events import Event, LogCreated
 from ledger.failpoint import failpoint
+from ledger.feed import Feed, Watcher
 from ledger.ids import event_id
 from ledger.lock import WriteLock
 from ledger.merkle import CompactRange
@@ -40,7 +42,7 @@ from ledger.query import Query, Reader, Rows, first_value
 from ledger.rows import TableWrites, Value
 from ledger.transaction import Head, Names, Transaction
 from ledger.vault import Vault
-from ledger.writer import Clock, Committed, Writer
+from ledger.writer import Clock, Writer
 
 S = TypeVar("S")
 C = TypeVar("C")
@@ -73,6 +75,7 @@ class Log(Generic[C, S, A]):
         self._engine = async_reader_engine(path)
         self.reader = Reader(path, self._engine)
         self.vault = Vault(self.reader, self.run_job)
+        self._feeds: dict[asyncio.AbstractEventLoop, Feed] = {}
 
     @classmethod
     async def open(
@@ -115,6 +118,14 @@ class Log(Generic[C, S, A]):
             raise LogReadOnly(f"{self.path} was opened read-only", hint="open it for writing")
         return self._writer
 
+    def feed(self) -> Feed:
+        """Returns the feed of the running event loop; one listener, however many wait."""
+        loop = asyncio.get_running_loop()
+        feed = self._feeds.get(loop)
+        if feed is None:
+            feed = self._feeds[loop] = Feed(self.writer, loop)
+        return feed
+
     async def transact(self, command: C) -> A:
         """Decides and appends one command in the next group commit, and returns its answer."""
         return await self.writer.submit(command)
@@ -154,20 +165,10 @@ class Log(Generic[C, S, A]):
     ) -> AsyncIterator[Recorded[Event]]:
         """Yields events behind a position in order; with `follow` waits for more for ever."""
         wanted = None if types is None else frozenset(types)
-        news = asyncio.Event()
-
-        def notice(committed: Committed) -> None:
-            if stream is None or any(e.subject == stream for e in committed.events):
-                news.set()
-
-        stop = (
-            self.writer.subscribe(asyncio.get_running_loop(), notice)
-            if follow and self._writer is not None
-            else _nothing
-        )
-        try:
+        following = follow and self._writer is not None
+        with self.feed().watching(stream) if following else nullcontext(Watcher()) as watcher:
             while True:
-                news.clear()
+                watcher.news.clear()
                 page = await self.read_leaves(after, stream, PAGE)
                 for position, leaf in page:
                     after = position
@@ -181,9 +182,7 @@ class Log(Generic[C, S, A]):
                 if self._writer is None:
                     await asyncio.sleep(READ_ONLY_POLL_S)
                 else:
-                    await news.wait()
-        finally:
-            stop()
+                    await watcher.news.wait()
 
     async def close(self) -> None:
         """Commits what waits and closes everything."""
@@ -291,10 +290,6 @@ def _create(connection: sqlite3.Connection, schema: Schema, scope: str, clock: C
     except BaseException:
         connection.execute("rollback")
         raise
-
-
-def _nothing() -> None:
-    """Stops nothing."""
 
 
 __all__: Sequence[str] = ("HEAD_POSITION", "Log", "Schema", "explain", "leaves_query", "prepare")

@@ -20,7 +20,7 @@ from typing import Any
 import orjson
 from msgspec import Struct
 
-from ledger.canonical import Json, canonical
+from ledger.canonical import Json, canonical_own
 from ledger.events import Seal
 from ledger.transaction import Disclosure
 
@@ -54,7 +54,7 @@ def seal(run_key: bytes, run_id: str, place: str, value: bytes, externalize_afte
         ref = blob_ref(run_key, value)
         blob = (ref, value)
         field += BLOB_MARK
-        content = canonical({"blob": ref.blob, "bytes": ref.bytes, "sha256": ref.sha256})
+        content = canonical_own({"blob": ref.blob, "bytes": ref.bytes, "sha256": ref.sha256})
     text = _b64(b'["%b","%b",%b]' % (salt.encode(), field.encode(), content))
     digest = digest_of(text)
     return Sealed(
@@ -89,7 +89,7 @@ def disclose(text: str) -> Json | BlobRef:
 
 def request_digest(request: dict[str, Any]) -> str:
     """Returns the digest of what a caller asked for (CONTRACTS A.5)."""
-    return _b64(sha256(canonical(request)).digest())
+    return _b64(sha256(canonical_own(request)).digest())
 
 
 def _b64(data: bytes) -> str:

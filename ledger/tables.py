@@ -12,6 +12,7 @@ from sqlalchemy import (
     BigInteger,
     Column,
     ForeignKey,
+    Index,
     Integer,
     LargeBinary,
     MetaData,
@@ -81,6 +82,8 @@ BLOBS: Final = Table(
     Column("content", LargeBinary, nullable=False),
     Column("expires_at", BigInteger),
 )
+# Behind the content in its row: without an index the look for orphans would read every blob.
+Index("blobs_by_expiry", BLOBS.c.expires_at, sqlite_where=BLOBS.c.expires_at.isnot(None))
 
 # The database itself refuses to change history, whoever asks: an update, a delete, a gap, and an
 # `INSERT OR REPLACE`, which removes the row it replaces without firing a delete trigger.

@@ -15,7 +15,7 @@ from typing import Final
 
 import orjson
 
-from ledger.canonical import Json, canonical
+from ledger.canonical import Json, canonical_own
 from ledger.errors import NotFound, PlayledgerError, TooLarge, ValuesUnavailable
 from ledger.events import Seal
 from ledger.failpoint import failpoint
@@ -98,6 +98,10 @@ class Vault:
                 self.learn_key(run_id, found)
         return found
 
+    def known_key(self, run_id: str) -> bytes | None:
+        """Returns the key of a run if this process has met it."""
+        return self._keys.get(run_id)
+
     def learn_key(self, run_id: str, key: bytes) -> None:
         """Remembers a key that this process has just used."""
         self._keys[run_id] = key
@@ -121,7 +125,8 @@ class Vault:
         def put(connection: sqlite3.Connection, at: int) -> None:
             connection.execute(
                 "insert into blobs (key, subject, bytes, sha256, content, expires_at)"
-                " values (?, ?, ?, ?, ?, ?) on conflict (key) do nothing",
+                " values (?, ?, ?, ?, ?, ?) on conflict (key) do update"
+                " set expires_at = excluded.expires_at where expires_at is not null",
                 (ref.blob, subject, ref.bytes, ref.sha256, content, at + ORPHAN_MS),
             )
 
@@ -168,7 +173,7 @@ class Vault:
         if isinstance(held, BlobRef):
             value = check_blob(held, await self._reader.ask(blob_query(held.blob)))
         else:
-            value = canonical(held)
+            value = canonical_own(held)
         if len(value) != seal.bytes:
             raise ValueGone(
                 f"value {seal.digest[:8]} byte length mismatch: "
@@ -192,9 +197,14 @@ class Vault:
             self._cached_bytes -= len(gone)
 
 
+def orphans_query(at: int) -> Query[bool]:
+    """Asks whether a blob has expired."""
+    return Query("select 1 from blobs where expires_at <= ? limit 1", (at,), bool)
+
+
 def expire_orphans(connection: sqlite3.Connection, at: int) -> int:
     """Deletes blobs that no event came to refer to within a day; returns how many."""
     return connection.execute("delete from blobs where expires_at <= ?", (at,)).rowcount
 
 
-__all__ = ["Disclosure", "ValueGone", "Vault", "expire_orphans"]
+__all__ = ["Disclosure", "ValueGone", "Vault", "expire_orphans", "orphans_query"]

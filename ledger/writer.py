@@ -112,6 +112,7 @@ class Writer(Generic[C, S, A]):
         self._data_version = self._read_data_version()
         self._closed = False
         self._wrote = threading.Event()
+        self._pause = threading.Event()
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
         self._checkpointer = threading.Thread(
             target=self._checkpoint, name="checkpointer", daemon=True
@@ -156,6 +157,7 @@ class Writer(Generic[C, S, A]):
         self._closed = True
         self._queue.put(None)
         self._thread.join()
+        self._pause.set()
         self._wrote.set()
         self._checkpointer.join()
         self._connection.close()
@@ -360,12 +362,11 @@ class Writer(Generic[C, S, A]):
     def _checkpoint(self) -> None:
         """Copies the WAL back beside the writer, so that no commit has to stall for all of it."""
         connection = driver_connection(self._engine)
-        pause = threading.Event()
         try:
             while not self._closed:
                 self._wrote.wait()
                 self._wrote.clear()
-                pause.wait(CHECKPOINT_S)
+                self._pause.wait(CHECKPOINT_S)
                 try:
                     connection.execute("pragma wal_checkpoint(passive)").fetchall()
                 except sqlite3.Error as error:

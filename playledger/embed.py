@@ -41,7 +41,7 @@ from ledger.events import Event
 from ledger.ids import check_key, quote, run_stream, slug
 from ledger.log import system_clock
 from ledger.seal import Sealed, seal
-from ledger.writer import Clock, Committed
+from ledger.writer import Clock
 from playledger.wiring import driving, look_once, open_log, plays_of, submitter_for
 from projections.load import (
     OutboxRow,
@@ -312,27 +312,18 @@ class Ledger:
 
     async def wait_for_end(self, run_id: str, timeout: timedelta | None = None) -> Run:
         """Returns a run's row once it has ended; raises TimeoutError, RunNotFound."""
-        stream = run_stream(run_id)
-        news = asyncio.Event()
-
-        def notice(committed: Committed) -> None:
-            if any(recorded.subject == stream for recorded in committed.events):
-                news.set()
-
-        loop = asyncio.get_running_loop()
-        stop = self.log.writer.subscribe(loop, notice)
-        try:
-            async with asyncio.timeout(None if timeout is None else timeout.total_seconds()):
+        limit = None if timeout is None else timeout.total_seconds()
+        with self.log.feed().watching(run_stream(run_id), _has_ended) as watcher:
+            async with asyncio.timeout(limit):
                 while True:
-                    news.clear()
-                    run = await self.log.reader.ask(run_query(run_id))
+                    watcher.news.clear()
+                    state, watcher.state = watcher.state, None
+                    run = state.run if state else await self.log.reader.ask(run_query(run_id))
                     if run is None:
                         raise await self.not_found(run_id)
                     if run.terminal:
-                        return run
-                    await news.wait()
-        finally:
-            stop()
+                        return cast("Run", run)
+                    await watcher.news.wait()
 
     async def _run_and_key(self, run_id: str) -> tuple[Run, bytes]:
         run = await self.log.reader.ask(run_query(run_id))
@@ -411,6 +402,10 @@ def new_run_id(play_name: str, now_ms: int) -> str:
     number = (now_ms << 39) | secrets.randbits(39)
     letters = "".join(alphabet[(number >> shift) & 31] for shift in range(75, -1, -5))
     return f"{slug(play_name)}-{letters}"
+
+
+def _has_ended(state: Any) -> bool:
+    return bool(state.run.terminal)
 
 
 async def _read_file(path: Path) -> StagedFile:

@@ -158,7 +158,9 @@ def flat_table(value: Any, look: Look) -> list[str] | None:
     """Returns a list of flat objects as a table, or None if it is something else."""
     if not isinstance(value, list) or not value or not all(isinstance(v, dict) for v in value):
         return None
-    names = list(dict.fromkeys(name for item in value for name in item))
+    found = list(dict.fromkeys(name for item in value for name in item))
+    # JSON in the log has its keys sorted: what names a row comes first, its figures behind.
+    names = sorted(found, key=lambda name: all(_number(item.get(name)) for item in value))
     cells = [[item.get(name) for name in names] for item in value]
     if not names or any(isinstance(cell, dict | list) for row in cells for cell in row):
         return None

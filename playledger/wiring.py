@@ -107,7 +107,7 @@ async def start_driver(
     """Makes this process a node that drives the runs of these plays, or of one family."""
     node = Node(log.path, touch_s=frozen_s / 5)
     engine = LocalEngine(log, node.id, plays, clock, max_instances=max_instances)
-    scope = Scope(plays=plays.names, family=family)
+    scope = Scope(plays=plays, family=family)
     loop = EffectLoop(log, node, {engine.name: engine}, scope, submitter, clock, frozen_s=frozen_s)
     driver = Driver(node, engine, loop)
     driver.resumed = await loop.start()

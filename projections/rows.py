@@ -26,10 +26,20 @@ BACKOFF_MAX_MS: Final = 300_000
 
 def project(recorded: Recorded[Event], before: RunState | None, after: RunState) -> list[RowChange]:
     """Returns the rows of every read model that an event of a run's stream changes."""
+    return [run_row(after.run), *project_parts(recorded, before, after)]
+
+
+def project_parts(
+    recorded: Recorded[Event], before: RunState | None, after: RunState
+) -> list[RowChange]:
+    """Returns those rows without the run's own, which every event changes.
+
+    Whoever projects several events of a run at once adds `run_row` of the last state alone.
+    """
     event = cast("RunEvent", recorded.data)
     run = after.run
     run_id = run.run_id
-    changes = [run_row(run)]
+    changes: list[RowChange] = []
     match event:
         case e.RunSubmitted():
             if recorded.causationid is not None:  # it settles the parent's child.requested

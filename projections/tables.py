@@ -97,7 +97,6 @@ OUTBOX: Final = Table(
     Column("parked", Integer, nullable=False),
     sqlite_with_rowid=False,
 )
-Index("outbox_by_due", OUTBOX.c.due_at)
 Index("outbox_by_lane", OUTBOX.c.lane, OUTBOX.c.position, sqlite_where=OUTBOX.c.lane.isnot(None))
 Index("outbox_by_stream", OUTBOX.c.stream_id)
 

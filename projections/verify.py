@@ -1,8 +1,8 @@
 """Folding a log again beside the stored read models, and comparing value by value.
 
-The same `evolve` and `project` that the writer runs fill a temporary database, which disappears with
-its connection however that ends.  Memory is bounded by the runs that are alive: the state of an
-ended one is dropped, and read back from its rows if something follows its end.
+The same `evolve` and `project` that the writer runs fill a temporary database, which disappears
+with its connection however that ends.  Memory is bounded by the runs that are alive: the state of
+an ended one is dropped, and read back from its rows if something follows its end.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from msgspec import Struct
 from sqlalchemy import Table
@@ -27,7 +27,7 @@ from ledger.export import leaves
 from ledger.rows import Key, Row, RowBuffer, Value
 from ledger.transaction import read_head
 from projections.load import load
-from projections.rows import project
+from projections.rows import project_parts, run_row
 from projections.run import evolve
 from projections.state import RunState
 from projections.tables import READ_MODELS, TABLES
@@ -35,8 +35,9 @@ from projections.tables import READ_MODELS, TABLES
 FLUSH_EVENTS: Final = 20_000
 ENDED_KEPT: Final = 1_000
 _CACHE_KIB: Final = 65_536
-_DIALECT: Final = sqlite.dialect()  # type: ignore[no-untyped-call]
+_DIALECT: Final = sqlite.dialect()
 
+_ORDER: Final = {type(None): 0, int: 1, float: 1, str: 2, bytes: 3}
 Progress = Callable[[int, int], None]
 Step = tuple[RunState | None, RunState | None]
 
@@ -74,8 +75,9 @@ class Verified(Struct, frozen=True):
 
 
 class Refold:
-    """A fold of a whole log into rows of its own; streams that the fold refuses are left as they
-    were, and named in `corrupt`.
+    """A fold of a whole log into rows of its own.
+
+    A stream that the fold refuses is left as it was, and named in `corrupt`; the others go on.
     """
 
     def __init__(self) -> None:
@@ -90,6 +92,7 @@ class Refold:
         self.types: set[str] = set()
         self._states: dict[str, RunState] = {}
         self._ended: dict[str, None] = {}
+        self._changed: dict[str, None] = {}
         self._buffer = RowBuffer({table.name: TABLES[table.name] for table in READ_MODELS})
         self._buffered = 0
 
@@ -107,11 +110,13 @@ class Refold:
             before = self._reload(stream)
         try:
             after = evolve(before, recorded)
-            changes = project(recorded, before, after)
+            changes = project_parts(recorded, before, after)
         except CorruptStream as error:
             self.corrupt[stream] = error.message
             raise
-        self._buffer.add(changes)
+        if changes:
+            self._buffer.add(changes)
+        self._changed[stream] = None
         self._states[stream] = after
         if after.run.ended_at is not None:
             self._ended[stream] = None
@@ -135,6 +140,9 @@ class Refold:
             self._buffer,
             RowBuffer({table.name: TABLES[table.name] for table in READ_MODELS}),
         )
+        states = self._states  # a run's own row changes with each event: only its last is written
+        buffer.add(run_row(states[stream].run) for stream in self._changed)
+        self._changed.clear()
         self._buffered = 0
         self.shadow.execute("begin")
         buffer.flush(self.shadow)
@@ -245,19 +253,23 @@ def _compare(table: Table, stored: Iterator[Row], refolded: Iterator[Row]) -> It
         if was == now:
             was, now = next(stored, None), next(refolded, None)
             continue
-        if was is None or (now is not None and now[:keys] < was[:keys]):  # type: ignore[operator]
-            assert now is not None
+        if now is not None and (was is None or _rank(now[:keys]) < _rank(was[:keys])):
             yield Difference(table.name, now[:keys], None, None, now[-1])
             now = next(refolded, None)
-        elif now is None or was[:keys] < now[:keys]:  # type: ignore[operator]
+        elif was is not None and (now is None or _rank(was[:keys]) < _rank(now[:keys])):
             yield Difference(table.name, was[:keys], None, was[-1], None)
             was = next(stored, None)
-        else:
+        elif was is not None and now is not None:
             for column, before, after in zip(table.columns, was, now, strict=True):
                 if before != after:
                     yield Difference(table.name, was[:keys], column.name, before, after)
                     break
             was, now = next(stored, None), next(refolded, None)
+
+
+def _rank(key: Row) -> list[tuple[int, Any]]:
+    """Orders keys as SQLite does, damaged ones too: null, numbers, text, bytes."""
+    return [(_ORDER[type(part)], 0 if part is None else part) for part in key]
 
 
 def _shown(value: Value) -> str:

@@ -32,6 +32,7 @@ from tests.crash.scenarios import End
 def check_log(path: Path) -> list[Recorded[Event]]:
     """Checks what holds at every instant, and returns the events."""
     with reading(path) as connection:
+        connection.execute("begin")  # one snapshot: others may be writing
         assert connection.execute("pragma integrity_check").fetchone() == ("ok",)
         events = _check_leaves(connection)
         _check_meaning(connection, events)
@@ -39,7 +40,8 @@ def check_log(path: Path) -> list[Recorded[Event]]:
     created = Counter(
         (r.subject, r.data.attempt) for r in events if isinstance(r.data, e.InstanceCreated)
     )
-    assert [key for key, count in created.items() if count > 1] == [], "two creates of one attempt"
+    twice = [key for key, count in created.items() if count > 1]
+    assert twice == [], f"two creates of one attempt: {twice}"
     return events
 
 
@@ -77,12 +79,16 @@ def _check_meaning(connection: sqlite3.Connection, events: list[Recorded[Event]]
         rows.add(project(recorded, before, state))
         choices = react(state, recorded)
         for index, choice in enumerate(choices):
-            assert known[event_id(recorded.id, str(index))].data == choice
-        assert event_id(recorded.id, str(len(choices))) not in known
+            made = known.get(event_id(recorded.id, str(index)))
+            assert made is not None, f"@{recorded.position}: {choice} was not recorded"
+            assert made.data == choice, f"@{made.position}: {made.data}, today {choice}"
+        more = known.get(event_id(recorded.id, str(len(choices))))
+        assert more is None, f"@{recorded.position}: today's rules do not make {more}"
     for table in READ_MODELS:
         stored = connection.execute(f"select * from {table.name}").fetchall()
         folded = [row for row in rows.rows[table.name].values() if isinstance(row, tuple)]
-        assert sorted(stored, key=repr) == sorted(folded, key=repr), table.name
+        differing = {repr(row) for row in stored} ^ {repr(row) for row in folded}
+        assert differing == set(), f"{table.name}: {differing}"
 
 
 def _check_values(connection: sqlite3.Connection, events: list[Recorded[Event]]) -> None:
@@ -100,13 +106,15 @@ def _check_values(connection: sqlite3.Connection, events: list[Recorded[Event]])
             assert isinstance(beside[2], e.InstanceCreateRequested)
     for digest in seals:
         found = ask(connection, disclosure_query(digest))
-        assert found is not None, digest
+        assert found is not None, f"{digest} has no value"
         held = check_disclosure(digest, found[1])
         if isinstance(held, BlobRef):
             check_blob(held, ask(connection, blob_query(held.blob)))
     keys = connection.execute("select count(*) from vault_keys").fetchone()[0]
-    assert keys == sum(isinstance(r.data, e.RunSubmitted) for r in events)
-    assert connection.execute("select count(*) from vault_values").fetchone()[0] == len(seals)
+    submitted = sum(isinstance(r.data, e.RunSubmitted) for r in events)
+    assert keys == submitted, f"{keys} keys, {submitted} runs"
+    values = connection.execute("select count(*) from vault_values").fetchone()[0]
+    assert values == len(seals), f"{values} values, {len(seals)} digests in the log"
 
 
 def _fields(value: Any) -> list[Any]:
@@ -129,7 +137,8 @@ def check_acknowledged(events: list[Recorded[Event]], acks: Path) -> None:
                 kept.add(f"cancel {run_id}/{request_id}")
             case _:
                 continue
-    assert set(acks.read_text().split("\n")) - kept - {""} == set(), "acknowledged, and lost"
+    lost = set(acks.read_text().splitlines()) - kept
+    assert lost == set(), f"acknowledged, and lost: {lost}"
 
 
 def check_ends(
@@ -137,19 +146,24 @@ def check_ends(
 ) -> None:
     """Every run is at its right end, nothing is left to do, nobody holds or runs anything."""
     with reading(path) as connection:
-        for table in ("outbox", "leases"):
-            assert connection.execute(f"select * from {table}").fetchall() == []
-        live = "select instance_id, phase from instances where phase in ('created', 'started')"
-        assert connection.execute(live).fetchall() == []
-        open_runs = "select run_id from runs where ended_at is null"
-        assert connection.execute(open_runs).fetchall() == []
+        for left in (
+            "select * from outbox",
+            "select * from leases",
+            "select instance_id, phase from instances where phase in ('created', 'started')",
+            "select run_id, status from runs where ended_at is null",
+        ):
+            rows = connection.execute(left).fetchall()
+            assert rows == [], f"{left}: {rows}"
         for run_id, end in ends.items():
-            assert ended(connection, events, run_id) == end
+            found = ended(connection, events, run_id)
+            assert found == end, f"{run_id} ended as {found}, not {end}"
     _check_retries(events)
     done = Counter(effects.read_text().splitlines())
-    assert [line for line, count in done.items() if count > 1] == [], "an attempt ran twice"
+    twice = [line for line, count in done.items() if count > 1]
+    assert twice == [], f"an attempt ran twice: {twice}"
     completed = {r.subject for r in events if isinstance(r.data, e.RunCompleted)}
-    assert completed <= {"run/" + line.split()[0] for line in done}
+    idle = completed - {"run/" + line.split()[0] for line in done}
+    assert idle == set(), f"completed without having run: {idle}"
 
 
 def ended(connection: sqlite3.Connection, events: list[Recorded[Event]], run_id: str) -> End:

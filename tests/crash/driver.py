@@ -21,7 +21,8 @@ from ledger import failpoint
 from ledger.query import Query, first_value
 from playledger.embed import Ledger
 from playledger.wiring import driving, look_once, open_log, plays_of, submitter_for
-from tests.crash.scenarios import EFFECTS_VARIABLE, PLAYS, POLICY, SCENARIOS
+from tests.crash.outside import driving_outside
+from tests.crash.scenarios import EFFECTS_VARIABLE, MORE, PLAYS, POLICY, SCENARIOS
 
 PATIENCE_S: Final = 20.0
 UNSETTLED: Final[Query[int]] = Query("select count(*) from outbox", (), first_value)
@@ -43,13 +44,14 @@ class Job(Struct, frozen=True):
 def files_of(path: Path) -> dict[str, Path]:
     """Returns what a job writes beside its log."""
     return {
-        name: path.with_name(f"{path.name}.{name}") for name in ("acks", "effects", "hits", "errors")
+        name: path.with_name(f"{path.name}.{name}")
+        for name in ("acks", "effects", "hits", "errors", "pid")
     }
 
 
 async def drive(job: Job) -> None:
     """Does what the client of a scenario does, and drives its runs to their ends."""
-    scenario, path = SCENARIOS[job.scenario], Path(job.path)
+    scenario, path = {**SCENARIOS, **MORE}[job.scenario], Path(job.path)
     beside = files_of(path)
 
     def acknowledge(kind: str, identity: str) -> None:
@@ -64,7 +66,8 @@ async def drive(job: Job) -> None:
             await look_once(log)
             await scenario.client(ledger, acknowledge)
             os._exit(0)  # a command that leaves without a word
-        async with driving(log, plays, ledger.submitter, frozen_s=job.frozen_s):
+        drives = driving_outside if job.scenario == "service" else driving
+        async with drives(log, plays, ledger.submitter, frozen_s=job.frozen_s):
             await scenario.client(ledger, acknowledge)
             await quiet(ledger, list(scenario.ends))
         await log.close()
@@ -89,6 +92,7 @@ def work(job: Job) -> None:
     path = Path(job.path)
     try:
         os.environ[EFFECTS_VARIABLE] = str(files_of(path)["effects"])
+        files_of(path)["pid"].write_text(str(os.getpid()))
         failpoint.arm(job.failpoint or "nothing")
         asyncio.run(drive(job))
         status = 0

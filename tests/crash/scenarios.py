@@ -11,16 +11,18 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 import playledger
-from handlers.submit import DEFAULT_POLICY, StagedFile
+from engines.plays import as_play
+from handlers.submit import DEFAULT_POLICY, StagedFile, Submission
 from ledger import events as e
 from ledger.canonical import Json
+from ledger.failpoint import failpoint
+from ledger.ids import run_stream
 from playledger import play
 
 EFFECTS_VARIABLE: Final = "PLAYLEDGER_CRASH_EFFECTS"
@@ -59,8 +61,13 @@ class Scenario(Struct, frozen=True):
 
 def effect(run: playledger.Run) -> None:
     """Does something to the world that can be counted."""
+    effect_line(run.id, run.attempt)
+
+
+def effect_line(run_id: str, attempt: int) -> None:
+    """Appends what an attempt did to the file that the test counts."""
     descriptor = os.open(os.environ[EFFECTS_VARIABLE], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.write(descriptor, f"{run.id} {run.attempt}\n".encode())
+    os.write(descriptor, f"{run_id} {attempt}\n".encode())
     os.close(descriptor)
 
 
@@ -128,6 +135,33 @@ async def collect(run: playledger.Run) -> list[Json]:
 
 
 @play
+async def outside_child(run: playledger.Run) -> Json:
+    """Waits for the end of something that is no run of ours; a signal tells it."""
+    effect(run)
+    end = await run._wait_for(run._port.child_end(run._ref, "outside"))
+    return None if end.result is None else await run._port.reveal(end.result)
+
+
+@play
+async def patient(run: playledger.Run) -> str:
+    """Gives a signal half a second, counted from the first time it was waited for."""
+    effect(run)
+    try:
+        return f"signal {await run.signal('go', timeout=timedelta(milliseconds=500))}"
+    except TimeoutError:
+        return "timed out"
+
+
+@play
+async def frozen(run: playledger.Run) -> str:
+    """Takes long the first time, while its process is stopped."""
+    effect(run)
+    if run.attempt == 0:
+        await asyncio.sleep(0.5)
+    return f"attempt {run.attempt}"
+
+
+@play
 async def timed(run: playledger.Run) -> str:
     effect(run)
     await run.sleep("nap", timedelta(milliseconds=40))
@@ -160,6 +194,9 @@ PLAYS: Final = (
     ask_again,
     too_slow,
     collect,
+    outside_child,
+    patient,
+    frozen,
     timed,
     endless,
     endless_family,
@@ -174,6 +211,7 @@ async def _submit(
 ) -> None:
     await ledger.submit(function, run_id=run_id, **more)
     acknowledge("submit", run_id)
+    failpoint("submit_acknowledged")
 
 
 async def _launch(ledger: playledger.Ledger, acknowledge: Acknowledge) -> None:
@@ -216,6 +254,18 @@ async def _signal(
 ) -> None:
     await signal_once(ledger, run_id, "part", number, f"s{number}")
     acknowledge("signal", f"{run_id}/s{number}")
+    failpoint("signal_acknowledged")
+
+
+async def _outside_child(ledger: playledger.Ledger, acknowledge: Acknowledge) -> None:
+    await _submit(ledger, acknowledge, outside_child, "outside")
+    try:
+        await ledger.signal(
+            "outside", "outside", 7, signal="integration_event", signal_id="end"
+        )
+    except playledger.RunTerminal:
+        return
+    acknowledge("signal", "outside/end")
 
 
 async def signal_once(
@@ -229,29 +279,45 @@ async def signal_once(
 
 
 async def _cancel(ledger: playledger.Ledger, acknowledge: Acknowledge) -> None:
-    await _cancelled(ledger, acknowledge, endless, "cancel", 1)
+    await _cancelled(ledger, acknowledge, endless, "cancel", waits=1)
 
 
 async def _cancel_family(ledger: playledger.Ledger, acknowledge: Acknowledge) -> None:
-    await _cancelled(ledger, acknowledge, endless_family, "cancel-family", 2)
+    await _cancelled(ledger, acknowledge, endless_family, "cancel-family", waits=2)
 
 
 async def _cancelled(
-    ledger: playledger.Ledger, acknowledge: Acknowledge, function: Any, run_id: str, waits: int
+    ledger: playledger.Ledger, acknowledge: Acknowledge, function: Any, run_id: str, *, waits: int
 ) -> None:
+    """Cancels a run when it, or its children, wait for what never comes."""
     await _submit(ledger, acknowledge, function, run_id)
-    kind = e.RunWaitStarted if waits == 1 else e.ChildRequested
-    await recorded(ledger, run_id, kind, waits)
+    await recorded(ledger, None, e.RunWaitStarted, waits)
     await ledger.cancel(run_id, "no longer wanted", request_id="c1")
     acknowledge("cancel", f"{run_id}/c1")
+    failpoint("cancel_acknowledged")
 
 
-async def recorded(ledger: playledger.Ledger, run_id: str, kind: type, count: int) -> None:
-    """Waits until a run's stream holds `count` events of a kind."""
-    async for event in ledger.events(stream=f"run/{run_id}", follow=True):
+async def recorded(ledger: playledger.Ledger, run_id: str | None, kind: type, count: int) -> None:
+    """Waits until a run's stream, or the whole log, holds `count` events of a kind."""
+    stream = None if run_id is None else run_stream(run_id)
+    async for event in ledger.events(stream=stream, follow=True):
         count -= isinstance(event.data, kind)
         if count <= 0:
             return
+
+
+async def _outside_engine(ledger: playledger.Ledger, acknowledge: Acknowledge) -> None:
+    await ledger.submitter.submit(
+        Submission(
+            run_id="service",
+            play_name=as_play(endless).name,
+            input=None,
+            actor="library/local",
+            policy=POLICY,
+            engine="outside",
+        )
+    )
+    acknowledge("submit", "service")
 
 
 CANCELLED: Final = End("cancelled")
@@ -266,7 +332,15 @@ SCENARIOS: Final = {
     ),
     "early": Scenario(_signals_early, {"early": End("completed", [1, 2])}),
     "late": Scenario(_signals_late, {"late": End("completed", [1, 2])}),
+    "outside": Scenario(_outside_child, {"outside": End("completed", 7)}),
     "timers": Scenario(_one(timed, "timers"), {"timers": End("completed", "timed out")}),
     "cancel": Scenario(_cancel, {"cancel": CANCELLED}),
     "cancel-family": Scenario(_cancel_family, {"cancel-family": CANCELLED}),
 }
+
+MORE: Final = {
+    "patient": Scenario(_one(patient, "patient"), {"patient": End("completed", "timed out")}),
+    "frozen": Scenario(_one(frozen, "frozen"), {"frozen": End("completed", "attempt 1")}),
+    "service": Scenario(_outside_engine, {"service": End("completed", "from outside")}),
+}
+"""What single tests kill at places of their own."""
