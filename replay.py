@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 Progress = Callable[[int, int], None]
 VALUES: Final = ("--db", "--at", "--from", "--to")
 FLAGS: Final = ("--json", "--all", "--quiet", "--ascii", "--traceback", "--help")
+_BAR_AFTER_S: Final = 0.5
 _SUFFIXES: Final = (".db", ".jsonl", ".sqlite", ".sqlite3")
 VERBS: Final = {
     "show": ("[LOG] [RUN]", "Show a run's timeline with causes and waits, or the whole log's."),
@@ -383,13 +384,25 @@ def _progress(asked: Asked) -> Iterator[Progress | None]:
     if "--quiet" in asked or not sys.stderr.isatty():
         yield None
         return
+    import time
+
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("verify"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("verify", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total or None)
+    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    task = bar.add_task("verify", total=None)
+    begun = time.monotonic()
+
+    def show(done: int, total: int) -> None:
+        if time.monotonic() - begun > _BAR_AFTER_S:
+            bar.start()
+        bar.update(task, completed=done, total=total or None)
+
+    try:
+        yield show
+    finally:
+        bar.stop()
 
 
 def _fail(error: Exception, arguments: list[str]) -> int:

@@ -86,6 +86,11 @@ class Rechooser:
         self.moved = 0
         self._pending: deque[tuple[str, RunEvent, Recorded[Event]]] = deque()
 
+    @property
+    def waits(self) -> bool:
+        """Says whether choices of what was taken last are still to come."""
+        return bool(self._pending)
+
     def take(
         self, recorded: Recorded[Event], before: RunState | None, after: RunState | None
     ) -> Sequence[Divergence]:

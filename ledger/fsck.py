@@ -68,20 +68,19 @@ class Checker:
     def check(self, leaf: bytes, position: int | None = None) -> Recorded[Event] | None:
         """Checks one leaf, and returns its event if it can be read at all."""
         expected = self.position + 1
-        if position is None:
-            position = expected
+        place = expected if position is None else position
         if self._whole:
             self.range.append(leaf_hash(leaf))
         self.count += 1
         try:
             recorded = decode(leaf)
         except SchemaNewer as error:
-            self._found("schema", f"leaf @{position}: {error.message}", position)
-            self.position = position
+            self._found("schema", f"leaf @{place}: {error.message}", place)
+            self.position = place
             return None
         except PlayledgerError:
-            self._found("leaf", f"leaf @{position} is no event: {_shown(leaf)}", position)
-            self.position = position
+            self._found("leaf", f"leaf @{place} is no event: {_shown(leaf)}", place)
+            self.position = place
             return None
         self._numbers(recorded, position, expected)
         self._form(recorded, leaf)
@@ -89,21 +88,23 @@ class Checker:
             self._clock(recorded)
         return recorded
 
-    def _numbers(self, recorded: Recorded[Event], position: int, expected: int) -> None:
+    def _numbers(self, recorded: Recorded[Event], position: int | None, expected: int) -> None:
         stored = recorded.sequence
-        if self._whole:
-            if position != expected:
-                self._found("gap", f"@{expected} to @{position - 1} are missing", expected)
-            if stored != f"{position:016d}":
-                self._found("sequence", f'leaf @{position} has sequence "{stored}"', position)
-        else:
-            position = int(stored) if stored.isascii() and stored.isdigit() else -1
-            if stored != f"{position:016d}" or position < expected:
-                self._found("sequence", f'"{stored}" follows @{self.position}', self.position)
-        self.position = max(position, self.position)
+        if position is None:  # a file: a leaf is where it says, if that is behind the one before
+            position = int(stored) if stored.isascii() and stored.isdigit() else 0
+            if position < expected:
+                self._found("sequence", f'sequence "{stored}" follows @{self.position}', expected)
+                position = expected
+        elif stored != f"{position:016d}":
+            self._found("sequence", f'leaf @{position} has sequence "{stored}"', position)
+        if self._whole and position != expected:
+            last = position - 1
+            which = f"@{expected} is" if last == expected else f"@{expected} to @{last} are"
+            self._found("gap", f"{which} missing", expected)
+        self.position = position
         if recorded.source != self._source:
             if self._source is None:
-                self._source = recorded.source
+                self._source = recorded.source  # of a file the first leaf says which log it is of
             else:
                 self._found(
                     "source",

@@ -272,10 +272,13 @@ class Ledger:
             )
         )
 
-    async def retry(self, run_id: str, *, actor: str | None = None) -> list[OutboxRow]:
+    async def retry(
+        self, run_id: str, *, expected_version: int | None = None, actor: str | None = None
+    ) -> list[OutboxRow]:
         """Does now what waits: skips backoffs, tries parked items again; returns what it resumed.
 
-        It never reopens an ended run.
+        It never reopens an ended run.  `expected_version` is of the first command alone: that one
+        moves the run on.
         """
         if await self.log.reader.ask(run_query(run_id)) is None:
             raise await self.not_found(run_id)
@@ -290,6 +293,7 @@ class Ledger:
                     fact=e.EffectResumed(intent_id=row.intent_id),
                     actor=actor or self.actor,
                     request=secrets.token_hex(8),
+                    expected_version=None if resumed else expected_version,
                 )
             )
             resumed.append(row)

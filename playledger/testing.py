@@ -37,9 +37,10 @@ from ledger.codec import Recorded
 from ledger.errors import PlayledgerError, RunTerminal
 from ledger.events import Event
 from ledger.ids import quote, run_stream
+from ledger.log import prepare
 from ledger.writer import Committed
 from playledger.embed import Ledger
-from playledger.wiring import Driver, open_log
+from playledger.wiring import DEFAULT_SCOPE, SCHEMA, Driver, open_log
 from projections.load import view_query
 from projections.state import Run as RunRow
 from projections.state import Status
@@ -249,7 +250,9 @@ class _Drive:
         """Returns how the run ended, and at which positions its family's events stand."""
         folder = str(FAST_FOLDER) if os.access(FAST_FOLDER, os.W_OK) else None
         with TemporaryDirectory(prefix="playledger-drive-", dir=folder) as where:
-            log = await open_log(Path(where) / "drive.db", clock=self._clock)
+            path = Path(where) / "drive.db"
+            path.write_bytes(_empty_log(Path(where) / "empty.db"))
+            log = await open_log(path, clock=self._clock)
             try:
                 return await self._in(log), self._positions
             finally:
@@ -447,6 +450,17 @@ class _Drive:
                 assert isinstance(lines, list), "a batch of lines is a list"
                 messages += [str(line["message"]) for line in lines if isinstance(line, dict)]
         return tuple(messages)
+
+
+def _empty_log(path: Path) -> bytes:
+    """Returns an empty log as a file, made once per process: most of a short drive is making it."""
+    if not _EMPTY:
+        prepare(path, SCHEMA, scope=DEFAULT_SCOPE, clock=VirtualClock())
+        _EMPTY.append(path.read_bytes())
+    return _EMPTY[0]
+
+
+_EMPTY: Final[list[bytes]] = []
 
 
 def _waits(events: Sequence[Recorded[Event]]) -> tuple[Waited, ...]:

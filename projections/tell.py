@@ -20,7 +20,7 @@ from projections.history import Change, Line, Snapshot
 from projections.load import OutboxRow
 from projections.waiting import waiting_on, waiting_text
 
-TYPE_WIDTH: Final = 26
+TYPE_WIDTH: Final = 28
 TEXT_WIDTH: Final = 36
 PLACE_WIDTH: Final = 74
 

@@ -151,6 +151,12 @@ class Refold:
             del self._ended[stream], self._states[stream]
         return {name: set(rows) for name, rows in buffer.rows.items()}
 
+    def forget(self) -> None:
+        """Drops every state: what is folded from here on starts from the rows (INV-89)."""
+        self.flush()
+        self._states.clear()
+        self._ended.clear()
+
     def row(self, table: Table, key: Key) -> Row | None:
         """Returns one refolded row."""
         where = " and ".join(f"{column.name} = ?" for column in table.primary_key)

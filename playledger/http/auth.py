@@ -32,7 +32,7 @@ class Guard:
         self._insecure_local = insecure_local
 
     def admit(self, request: Request, access: Access) -> str:
-        """Returns the actor that a request's events are recorded with, or raises why it has none."""
+        """Returns the actor that events are recorded with, or raises why there is none."""
         if access == "open":
             return "api/anonymous"
         given = request.headers.get("authorization")

@@ -93,12 +93,16 @@ def work(job: Job) -> None:
     try:
         os.environ[EFFECTS_VARIABLE] = str(files_of(path)["effects"])
         files_of(path)["pid"].write_text(str(os.getpid()))
+        said = os.open(files_of(path)["errors"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(said, 1)  # the pipe is for the exit status alone
+        os.dup2(said, 2)
         failpoint.arm(job.failpoint or "nothing")
         asyncio.run(drive(job))
         status = 0
     except BaseException:  # noqa: BLE001 - whatever it is, the test has to see it
-        files_of(path)["errors"].write_text(traceback.format_exc())
+        traceback.print_exc()
     finally:
+        sys.stderr.flush()
         os._exit(status)
 
 

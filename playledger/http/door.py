@@ -1,0 +1,98 @@
+"""What every route has at hand: the ledger, who may come in, and whether the server drains."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any, Final
+
+import orjson
+from msgspec import Struct
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+
+from playledger.embed import Ledger
+from playledger.http.auth import Access, Guard
+
+KEEP_ALIVE_S: Final = 15.0
+
+
+class HttpOptions(Struct, frozen=True, kw_only=True):
+    """How an app is set up; `tokens` gives the SHA-256 (hex) of each control token by its name."""
+
+    tokens: Mapping[str, str] = {}
+    insecure_local: bool = False
+    keep_alive_s: float = KEEP_ALIVE_S
+
+
+class Drain:
+    """Whether the server is on its way out; begun once, never undone."""
+
+    def __init__(self) -> None:
+        self.begun = asyncio.Event()
+        self.grace_s = 0.0
+
+    def begin(self, grace_s: float) -> None:
+        """New work is refused and tails end from here on."""
+        self.grace_s = grace_s
+        self.begun.set()
+
+    async def unless_begun(self, work: Coroutine[Any, Any, object], timeout_s: float) -> bool:
+        """Waits for something, but no longer than this and not beyond the drain; says if it came."""
+        tasks = [asyncio.ensure_future(work), asyncio.ensure_future(self.begun.wait())]
+        try:
+            await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            if tasks[0].done():
+                tasks[0].result()
+            return tasks[0].done()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class Door(Struct, frozen=True):
+    """One app's parts."""
+
+    ledger: Ledger
+    options: HttpOptions
+    guard: Guard
+    drain: Drain
+
+
+class Call(Struct, frozen=True):
+    """One request that was let in; `run_id` is empty where the path names no run."""
+
+    request: Request
+    actor: str
+    run_id: str = ""
+
+
+Handler = Callable[[Door, Call], Awaitable[Response]]
+
+
+class Route(Struct, frozen=True):
+    """One resource and method: what it asks of its caller, and what answers it."""
+
+    method: str
+    path: str
+    access: Access
+    handler: Handler
+    status: int
+    query: type[BaseModel] | None = None
+    body: type[BaseModel] | None = None
+    answers: Mapping[int, str] = {}
+
+    @property
+    def phase(self) -> str:
+        """The verb of this route, as errors name it."""
+        return self.handler.__name__
+
+
+def answer(
+    body: bytes | dict[str, object], status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
+    """Returns a JSON answer; bytes are JSON already."""
+    content = body if isinstance(body, bytes) else orjson.dumps(body)
+    return Response(content, status, headers, media_type="application/json")

@@ -1,0 +1,156 @@
+"""Plays for tests of processes: at the top of a module, where another process finds them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from playledger import Retry, Run, play
+
+
+class Yes(BaseModel):
+    by: str
+
+
+@play
+async def one(run: Run, name: str) -> str:
+    """Says its own process, so that a test can tell it from the coordinator's."""
+    run.log("here", pid=os.getpid(), attempt=run.attempt)
+    return f"hello, {name}"
+
+
+@play
+async def everything(run: Run, name: str) -> dict[str, Any]:
+    """Uses all of the run context."""
+    run.progress(1, of=3, note="began")
+    rows = list(run.csv("rows.csv"))
+    yes = await run.signal("go", Yes)
+    try:
+        await run.signal("never", timeout=timedelta(milliseconds=1))
+    except TimeoutError:
+        run.log("nothing came", level="warning")
+    await run.sleep("nap", timedelta(milliseconds=1))
+    first, second = await asyncio.gather(
+        run.child(one, "a", key="a"), run.child(one, "b", key="b")
+    )
+    run.progress(3, of=3)
+    return {
+        "by": yes.by,
+        "children": [first, second],
+        "file": run.file("rows.csv").read_text(),
+        "id": run.id,
+        "rows": len(rows),
+        "name": name,
+        "pid": os.getpid(),
+    }
+
+
+@play
+def plain(run: Run, name: str) -> str:
+    """A plain function, in a thread of its process."""
+    yes = run.wait(run.signal("go", Yes))
+    child = run.wait(run.child(one, name, key="one"))
+    return f"{child} by {yes.by}"
+
+
+@play
+async def raises(_run: Run) -> None:
+    raise ValueError("no such order")
+
+
+@play
+async def die_once(run: Run, how: str) -> str:
+    """Its process ends without a word, in the first attempt."""
+    if run.attempt == 0:
+        if how == "exit":
+            os._exit(7)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return f"attempt {run.attempt}"
+
+
+@play(retries=1)
+async def again(run: Run) -> int:
+    if run.attempt == 0:
+        raise Retry("once more")
+    return run.attempt
+
+
+@play
+async def noisy(run: Run) -> str:
+    """Prints what no reader likes, and then more than a pipe holds."""
+    run.log("before")
+    out = sys.stdout.buffer
+    out.write(b"bad \x97 byte\n")
+    out.flush()
+    out.write("price 5 €".encode()[:-1])
+    out.flush()
+    out.write("€".encode()[-1:] + b"\n")
+    out.write("wide".encode("utf-16") + b"\n")
+    out.flush()
+    for n in range(20_000):
+        print(f"line {n}")  # noqa: T201
+    print("to stderr", file=sys.stderr)  # noqa: T201
+    os.write(1, b"without an end")
+    return "done"
+
+
+@play
+async def nan(_run: Run) -> dict[str, float]:
+    return {"loss": float("nan")}
+
+
+@play
+async def too_large(_run: Run) -> str:
+    return "x" * (33 * 1024 * 1024)
+
+
+@play
+async def deep(_run: Run) -> Any:
+    value: Any = 0
+    for _ in range(64):
+        value = [value]
+    return value
+
+
+@play
+async def patient(run: Run, marker: str) -> str:
+    """Writes its process id, and waits; on cancel it writes that too."""
+    Path(marker).write_text(str(os.getpid()))
+    try:
+        await run.signal("never")
+    except asyncio.CancelledError:
+        run.log("cleaned up")
+        raise
+    return "?"
+
+
+@play
+async def stubborn(run: Run, marker: str) -> str:
+    """Blocks its loop for ever: only a kill ends it."""
+    Path(marker).write_text(str(os.getpid()))
+    run.log("blocks now")
+    while True:
+        time.sleep(3600)  # noqa: ASYNC251
+
+
+@play
+def blocks(_run: Run, marker: str) -> str:
+    """A plain function that nothing but a kill ends."""
+    Path(marker).write_text(str(os.getpid()))
+    threading.Event().wait()
+    return "?"
+
+
+@play
+async def descriptors(_run: Run) -> list[str]:
+    """Lists what this process has open."""
+    return sorted(os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")[:-1])
