@@ -62,25 +62,7 @@ def launch(folder: Path) -> None:
 
 
 async def family(callers: int, runs: int) -> Sample:
-    """Measures parents per second; a caller starts a workflow and waits for its result."""
-    waits: list[float] = []
-
-    async def caller(share: int) -> None:
-        for number in range(share):
-            begun = time.perf_counter()
-            handle = await DBOS.start_workflow_async(parent, number)
-            assert await handle.get_result() == number
-            waits.append(time.perf_counter() - begun)
-
-    await asyncio.gather(*(caller(WARM_UP_PER_CALLER) for _ in range(callers)))
-    waits.clear()
-    begun = time.perf_counter()
-    await asyncio.gather(*(caller(runs // callers) for _ in range(callers)))
-    return {"rate": len(waits) / (time.perf_counter() - begun), **latencies(waits)}
-
-
-async def family_direct(callers: int, runs: int) -> Sample:
-    """The same, awaiting the workflow function itself, which DBOS does without polling."""
+    """Measures parents per second; a caller awaits the workflow itself, which needs no polling."""
     waits: list[float] = []
 
     async def caller(share: int) -> None:
@@ -117,11 +99,10 @@ def recover(runs: int, launched: float) -> Sample:
 def main() -> None:
     what = sys.argv[1]
     match what:
-        case "family" | "family_direct":
+        case "family":
             callers, runs, folder = int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
             launch(fresh(folder / "dbos"))
-            measure = family if what == "family" else family_direct
-            answer(asyncio.run(measure(callers, runs)))
+            answer(asyncio.run(family(callers, runs)))
         case "park":
             launch(fresh(Path(sys.argv[3])))
             asyncio.run(park(int(sys.argv[2])))

@@ -57,7 +57,7 @@ class ChildRequest(Struct, frozen=True):
     on_parent_end: e.OnParentEnd
 
 
-class ChildEnd(Struct, frozen=True):
+class ChildEnd(Struct, frozen=True, tag="child_end"):
     """How a child ended; `result` is JSON text."""
 
     child_run_id: str
@@ -66,7 +66,7 @@ class ChildEnd(Struct, frozen=True):
     result: str
 
 
-class WaitEnd(Struct, frozen=True):
+class WaitEnd(Struct, frozen=True, tag="wait_end"):
     """How a wait ended; `data` is the signal's, as JSON text."""
 
     outcome: e.WaitOutcome

@@ -46,6 +46,7 @@ class Journal:
         self._in_second = 0
         self._timer: asyncio.TimerHandle | None = None
         self._progress: tuple[int, int | None, str] | None = None
+        self._progress_timer: asyncio.TimerHandle | None = None
         self._progressed_at: int | None = None
         self._reports = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -83,6 +84,8 @@ class Journal:
 
     async def close(self) -> None:
         """Records everything said so far, the last progress included."""
+        if self._progress_timer is not None:
+            self._progress_timer.cancel()
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.flush()
@@ -142,6 +145,13 @@ class Journal:
         if self._progressed_at is None or now - self._progressed_at >= PROGRESS_MS:
             self._progressed_at = now
             self._spawn(self._record_progress())
+        elif self._progress_timer is None:  # the last of a second is recorded when it is over
+            self._progress_timer = self._loop.call_later(PROGRESS_MS / 1000, self._progress_due)
+
+    def _progress_due(self) -> None:
+        self._progress_timer = None
+        self._progressed_at = self._clock()
+        self._spawn(self._record_progress())
 
     async def _record_progress(self) -> None:
         if self._progress is None or self.muted:
@@ -151,5 +161,5 @@ class Journal:
         self._reports += 1
         try:
             await self._port.progress(self._ref, n, done, of, note)
-        except Conflict:
-            return
+        except PlayledgerError:
+            return  # superseded, or the log cannot be used now: the next report says more

@@ -113,7 +113,7 @@ def write_message(message: ToPlay | FromPlay) -> bytes:
 def read_message(line: bytes, kind: Any) -> Any:
     """Returns a line as a message; raises JsonInvalid, TooLarge or msgspec.ValidationError."""
     value = parse(line, what="message", max_bytes=MESSAGE_BYTES_MAX)
-    return msgspec.convert(value, kind, builtin_types=())
+    return msgspec.convert(value, kind)
 
 
 def refusal(identity: int, error: Exception) -> Refusal:

@@ -27,7 +27,7 @@ from ledger.log import Log
 from ledger.seal import Sealed, seal
 from ledger.vault import BLOB_BYTES_MAX
 from ledger.writer import Committed
-from projections.load import child_query, run_query, wait_query
+from projections.load import run_query, wait_query
 from projections.state import Child, Run, Wait
 
 RunLog = Log[Command, State, Answer]
@@ -221,10 +221,10 @@ class Port:
         )
         self._expect(ref, "child", child_key)
         answer = await self._report(ref, fact, [sealed])
-        if answer.replayed:  # it may have ended long ago, before anybody listened here
-            child = await self._log.reader.ask(child_query(ref.run_id, child_key))
-            if child is not None and child.status != "requested":
-                self._tell(ref.stream, "child", child_key, child)
+        child = None if answer.state is None else answer.state.children.get(child_key)
+        if child is not None and child.status != "requested":
+            # It ended long ago, or its end came before this request (SPEC 4.3).
+            self._tell(ref.stream, "child", child_key, child)
         return fact.child_run_id
 
     async def child_end(self, ref: InstanceRef, child_key: str) -> Child:

@@ -148,6 +148,7 @@ class Submitter:
             ),
             policy=policy,
         )
+        vault.learn(sealed, params)  # before the commit: its create may be taken at once
         failpoint("before_submit")
         answer = await self._log.transact(
             Command(
@@ -161,7 +162,6 @@ class Submitter:
         )
         failpoint("after_submit")
         vault.learn_key(run_id, key)
-        vault.learn(sealed, params)
         return answer
 
 

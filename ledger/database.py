@@ -37,6 +37,7 @@ from ledger.tables import GUARDS
 
 BUSY_MS: Final = 5000
 CHECKPOINT_PAGES: Final = 10_000
+STATEMENTS: Final = 1024  # one for each table and number of rows up to a chunk (ledger/rows.py)
 _MAGIC: Final = b"SQLite format 3\x00"
 
 
@@ -62,7 +63,9 @@ def database_path(path_or_url: str | Path) -> Path:
 
 def writer_engine(path: Path) -> Engine:
     """Returns the engine whose driver connections may write: WAL, `synchronous=FULL`."""
-    engine = create_engine(_url(path, "rwc"), poolclass=NullPool)
+    engine = create_engine(
+        _url(path, "rwc"), poolclass=NullPool, connect_args={"cached_statements": STATEMENTS}
+    )
 
     def configure(connection: sqlite3.Connection, _record: object) -> None:
         connection.isolation_level = None

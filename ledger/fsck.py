@@ -92,9 +92,9 @@ class Checker:
         stored = recorded.sequence
         if position is None:  # a file: a leaf is where it says, if that is behind the one before
             position = int(stored) if stored.isascii() and stored.isdigit() else 0
-            if position < expected:
-                self._found("sequence", f'sequence "{stored}" follows @{self.position}', expected)
-                position = expected
+        if position < expected:
+            self._found("sequence", f'sequence "{stored}" follows @{self.position}', expected)
+            position = expected
         elif stored != f"{position:016d}":
             self._found("sequence", f'leaf @{position} has sequence "{stored}"', position)
         if self._whole and position != expected:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import chain
 from typing import Final
 
+import orjson
 from msgspec import Struct
 from sqlalchemy import BindParameter, Table, bindparam, delete, update
 from sqlalchemy.dialects import sqlite
@@ -50,7 +51,7 @@ class TableWrites(Struct, frozen=True):
 
 
 _VALUES: Final = re.compile(r"\bvalues\s*(\([^)]*\))", re.IGNORECASE)
-CHUNKS: Final = (64, 16, 4, 1)
+CHUNK: Final = 32
 _DIALECT: Final = sqlite.dialect(paramstyle="qmark")
 
 
@@ -134,43 +135,29 @@ class RowBuffer:
 
 def write_rows(connection: sqlite3.Connection, sql: str, rows: Sequence[Row]) -> None:
     """Runs an `INSERT ... VALUES (...)` for many rows in few statements, in order."""
-    _in_chunks(connection, sql, rows, _for_rows)
+    for start in range(0, len(rows), CHUNK):
+        part = rows[start : start + CHUNK]
+        connection.execute(_for_rows(sql, len(part)), tuple(chain.from_iterable(part)))
 
 
 def delete_rows(connection: sqlite3.Connection, sql: str, keys: Sequence[Key]) -> None:
-    """Runs a `DELETE ... WHERE key = ?` for many keys in few statements."""
-    if keys and len(keys[0]) > 1:
+    """Runs a `DELETE ... WHERE key = ?` for many keys, in one statement if the key is one column."""
+    if not keys:
+        return
+    if len(keys[0]) > 1:
         connection.executemany(sql, keys)
     else:
-        _in_chunks(connection, sql, keys, _for_keys)
+        wanted = sql.replace("= ?", "IN (SELECT value FROM json_each(?))")
+        connection.execute(wanted, (orjson.dumps([key[0] for key in keys]),))
 
 
-def _in_chunks(
-    connection: sqlite3.Connection,
-    sql: str,
-    rows: Sequence[Row],
-    statement: Callable[[str, int], str],
-) -> None:
-    start = 0
-    for size in CHUNKS:
-        while len(rows) - start >= size:
-            part = rows[start : start + size]
-            connection.execute(statement(sql, size), tuple(chain.from_iterable(part)))
-            start += size
-
-
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=1024)
 def _for_rows(sql: str, rows: int) -> str:
     group = _VALUES.search(sql)
     if group is None:
         raise AssertionError(sql)
     start, end = group.span(1)
     return sql[:start] + ", ".join([group[1]] * rows) + sql[end:]
-
-
-@lru_cache(maxsize=256)
-def _for_keys(sql: str, rows: int) -> str:
-    return sql.replace("= ?", f"IN ({', '.join('?' * rows)})")
 
 
 def _any(name: str) -> BindParameter[Value]:

@@ -70,7 +70,6 @@ VAULT_VALUES: Final = Table(
     Column("subject", Text, nullable=False),
     Column("disclosure", Text, nullable=False),
     Column("expires_at", BigInteger),
-    sqlite_with_rowid=False,
 )
 BLOBS: Final = Table(
     "blobs",

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
         WrongExpectedVersion,
     )
     from playledger.embed import Ledger, RunHandle, open  # noqa: A004 - `playledger.open`
+    from playledger.http.app import http_app
+    from playledger.http.door import HttpOptions
 
 __all__ = [
     "Child",
@@ -40,6 +42,7 @@ __all__ = [
     "Conflict",
     "Ended",
     "FileNotStaged",
+    "HttpOptions",
     "InputInvalid",
     "JsonInvalid",
     "Ledger",
@@ -64,6 +67,7 @@ __all__ = [
     "TooLarge",
     "Unavailable",
     "WrongExpectedVersion",
+    "http_app",
     "open",
     "play",
 ]
@@ -72,12 +76,14 @@ __all__ = [
 # that only prints its help must not wait a second for the database's libraries (NUMBERS T8).
 _HOMES = {
     "Child": "engines.context",
+    "HttpOptions": "playledger.http.door",
     "Ledger": "playledger.embed",
     "Retry": "engines.context",
     "Run": "engines.context",
     "RunHandle": "playledger.embed",
     "SignalInvalid": "engines.context",
     "Superseded": "engines.context",
+    "http_app": "playledger.http.app",
     "open": "playledger.embed",
     "play": "engines.plays",
 }

@@ -36,6 +36,7 @@ from ledger.errors import (
     RunNotFound,
     RunTerminal,
     Unavailable,
+    WrongExpectedVersion,
 )
 from ledger.events import Event
 from ledger.ids import check_key, quote, run_stream, slug
@@ -280,10 +281,11 @@ class Ledger:
         It never reopens an ended run.  `expected_version` is of the first command alone: that one
         moves the run on.
         """
-        if await self.log.reader.ask(run_query(run_id)) is None:
+        run = await self.log.reader.ask(run_query(run_id))
+        if run is None:
             raise await self.not_found(run_id)
         now = self._clock()
-        resumed = []
+        resumed: list[OutboxRow] = []
         for row in await self.log.reader.ask(outbox_query(run_id)):
             if row.kind == "timer" or (not row.parked and row.due_at <= now):
                 continue
@@ -297,6 +299,14 @@ class Ledger:
                 )
             )
             resumed.append(row)
+        if not resumed and expected_version not in (None, run.version):
+            raise WrongExpectedVersion(
+                f"stream {run_stream(run_id)}: expected version {expected_version}, "
+                f"log is at {run.version}",
+                hint="read it again and decide again",
+                expected=expected_version,
+                actual=run.version,
+            )
         return resumed
 
     def events(

@@ -28,7 +28,7 @@ from ledger.codec import decode, type_of
 from ledger.database import check_file, driver_connection, explaining, reading, writer_engine
 from ledger.errors import Conflict, LogReadOnly
 from ledger.events import EVENT_TYPES
-from ledger.lock import WriteLock
+from ledger.lock import WAIT_S, WriteLock
 from ledger.rows import Key
 from ledger.transaction import read_head
 from projections.tables import PROJECTION_VERSION, READ_MODELS, TABLES
@@ -64,6 +64,7 @@ def rebuild(
     progress: Progress | None = None,
     *,
     before_swap: Callable[[], None] | None = None,
+    lock_wait_s: float = WAIT_S,
 ) -> Rebuilt:
     """Rebuilds every read model of a log.
 
@@ -82,7 +83,7 @@ def rebuild(
             _touch(touched, refold.flush())
             if before_swap is not None:
                 before_swap()
-            _swap(path, refold, touched, names)
+            _swap(path, refold, touched, names, lock_wait_s)
             return Rebuilt(
                 position=refold.position,
                 rows=count_rows(refold.shadow),
@@ -127,11 +128,11 @@ def _touch(touched: Touched, changed: dict[str, set[Key]]) -> None:
             keys |= more
 
 
-def _swap(path: Path, refold: Refold, touched: Touched, names: Names) -> None:
+def _swap(path: Path, refold: Refold, touched: Touched, names: Names, lock_wait_s: float) -> None:
     with explaining(path):
         lock = WriteLock(path)
         try:
-            lock.acquire()
+            lock.acquire(lock_wait_s)
             connection = driver_connection(writer_engine(path))
             try:
                 connection.execute("begin immediate")

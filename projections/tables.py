@@ -27,7 +27,6 @@ RUNS: Final = Table(
     Column("submitted_at", BigInteger, nullable=False),
     Column("ended_at", BigInteger),
     Column("state", Text, nullable=False),
-    sqlite_with_rowid=False,
 )
 Index("runs_by_position", RUNS.c.position)
 Index("runs_by_family", RUNS.c.family)
@@ -42,7 +41,6 @@ INSTANCES: Final = Table(
     Column("host", Text),
     Column("phase", Text, nullable=False),
     Column("state", Text, nullable=False),
-    sqlite_with_rowid=False,
 )
 Index(
     "instances_live", INSTANCES.c.host, sqlite_where=INSTANCES.c.phase.in_(("created", "started"))

@@ -97,8 +97,8 @@ async def noisy(run: Run) -> str:
     out.write("wide".encode("utf-16") + b"\n")
     out.flush()
     for n in range(20_000):
-        print(f"line {n}")  # noqa: T201
-    print("to stderr", file=sys.stderr)  # noqa: T201
+        print(f"line {n}")
+    print("to stderr", file=sys.stderr)
     os.write(1, b"without an end")
     return "done"
 

@@ -47,7 +47,7 @@ def accepts_key(text: str) -> bool:
 
 
 @pytest.mark.parametrize(("text", "want"), odd_ids(), ids=lambda text: quote(text, 20))
-def test_C034_odd_id_is_accepted_as_it_is_or_refused(text: str, want: str) -> None:  # noqa: N802
+def test_C034_odd_id_is_accepted_as_it_is_or_refused(text: str, want: str) -> None:
     """An id is taken byte by byte or refused with IdInvalid; never changed, never another error."""
     accepted = accepts_run_id(text), accepts_key(text)
     kind, _, other = want.partition(":")

@@ -19,6 +19,7 @@ from ledger.database import create_schema, stored_revision
 from ledger.errors import PlayledgerError, SchemaNewer
 from ledger.migrations import FOLDERS, REVISIONS, upgrade
 from ledger.tables import METADATA
+from playledger.version import VERSION
 from playledger.wiring import open_log
 
 NEXT = """
@@ -123,4 +124,4 @@ def test_a_newer_file_is_refused_and_left_alone(tmp_path: Path) -> None:
     with pytest.raises(PlayledgerError) as caught:
         make_log(path)
     assert isinstance(caught.value, SchemaNewer)
-    assert f"has schema 9, playledger {playledger.__version__} knows up to" in caught.value.message
+    assert f"has schema 9, playledger {VERSION} knows up to" in caught.value.message

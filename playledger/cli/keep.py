@@ -29,13 +29,13 @@ def replay_tape(console: Console, arguments: Sequence[str]) -> int:
     import replay
 
     given = list(arguments)
-    if console.json and "--json" not in given:
+    if console.json:
         given.append("--json")
-    if "--db" not in given and (
-        console.common.db is not None or console.settings().values.db != "playledger.db"
-    ):
-        given += ["--db", str(console.db)]
-    return int(replay.main(given) or 0)
+    if console.common.db is not None:
+        given += ["--db", console.common.db]
+    elif "--db" not in given:
+        os.environ["PLAYLEDGER_DB"] = str(console.db)  # it knows no settings files
+    return replay.main(given, prog="playledger replay")
 
 
 def export_log(console: Console, run_id: str | None, output: str | None, *, family: bool) -> int:

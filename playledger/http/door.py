@@ -39,7 +39,7 @@ class Drain:
         self.begun.set()
 
     async def unless_begun(self, work: Coroutine[Any, Any, object], timeout_s: float) -> bool:
-        """Waits for something, but no longer than this and not beyond the drain; says if it came."""
+        """Waits for something, no longer than this and not beyond the drain; says if it came."""
         tasks = [asyncio.ensure_future(work), asyncio.ensure_future(self.begun.wait())]
         try:
             await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
@@ -79,10 +79,9 @@ class Route(Struct, frozen=True):
     path: str
     access: Access
     handler: Handler
-    status: int
+    answers: Mapping[int, str]
     query: type[BaseModel] | None = None
     body: type[BaseModel] | None = None
-    answers: Mapping[int, str] = {}
 
     @property
     def phase(self) -> str:
@@ -91,7 +90,7 @@ class Route(Struct, frozen=True):
 
 
 def answer(
-    body: bytes | dict[str, object], status: int = 200, headers: Mapping[str, str] | None = None
+    body: bytes | Mapping[str, object], status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response:
     """Returns a JSON answer; bytes are JSON already."""
     content = body if isinstance(body, bytes) else orjson.dumps(body)

@@ -6,6 +6,7 @@ four that the command line shows.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Final
 
 import orjson
@@ -112,10 +113,18 @@ def status_of(error: PlayledgerError) -> int:
 
 
 def error_response(
-    request: Request, error: PlayledgerError, *, phase: str, run_id: str | None = None
+    request: Request,
+    error: PlayledgerError,
+    *,
+    phase: str,
+    run_id: str | None = None,
+    path: Path | None = None,
 ) -> Response:
-    """Returns an error as the caller wants it; a body that was not read ends the connection."""
+    """Returns an error as the caller wants it; of the log's `path` only the file's name is told."""
     status = status_of(error)
+    if path is not None:
+        error.message = error.message.replace(str(path), path.name)
+        error.hint = error.hint.replace(str(path), path.name)
     headers: dict[str, str] = {}
     if status == 401:
         headers["WWW-Authenticate"] = 'Bearer realm="playledger"'
@@ -140,12 +149,13 @@ def envelope(error: PlayledgerError, phase: str, run_id: str | None = None) -> J
         "phase": phase,
         "retriable": error.retriable,
     }
-    if run_id:
-        shown["runId"] = run_id
+    details = {name: value for name, value in error.details.items() if name != "runId"}
+    if run_id or "runId" in error.details:
+        shown["runId"] = run_id or error.details["runId"]
     if error.hint:
         shown["hint"] = error.hint
-    if error.details:
-        shown["details"] = dict(error.details)
+    if details:
+        shown["details"] = dict(details)
     return {"error": shown}
 
 

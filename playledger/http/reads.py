@@ -19,7 +19,6 @@ from ledger.ids import run_stream
 from playledger.http.bodies import (
     EventsQuery,
     ListQuery,
-    NoQuery,
     ResultQuery,
     StatusQuery,
     TailQuery,
@@ -111,7 +110,7 @@ async def tail(door: Door, call: Call) -> Response:
 async def why(door: Door, call: Call) -> Response:
     """Says in sentences, each with its events, why a run is where it is, now or at `asOf`."""
     query = read_query(call.request, WhyQuery)
-    return answer(dict((await explain(door.ledger, call.run_id, at=query.as_of)).to_json()))
+    return answer((await explain(door.ledger, call.run_id, at=query.as_of)).to_json())
 
 
 async def runs(door: Door, call: Call) -> Response:
@@ -204,6 +203,3 @@ async def _page(
     foot = {"after": after, "more": more, "asOfPosition": position}
     body = b'{"events":[' + b",".join(leaves) + b"]," + orjson.dumps(foot)[1:]
     return answer(body, 200, headers)
-
-
-__all__ = ["NoQuery", "events", "health", "ready", "result", "runs", "status", "tail", "why"]

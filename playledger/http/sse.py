@@ -42,6 +42,7 @@ def wants_stream(request: Request) -> bool:
 async def tail_stream(door: Door, call: Call, query: TailQuery) -> Response:
     """Returns a stream from a cursor to the run's end; 204 if it has been seen to its end."""
     log = door.ledger.log
+    head = await log.position()  # before the run's row, so that the row knows every end up to it
     run = await log.reader.ask(run_query(call.run_id))
     if run is None:
         raise await door.ledger.not_found(call.run_id)
@@ -55,7 +56,6 @@ async def tail_stream(door: Door, call: Call, query: TailQuery) -> Response:
                 hint="the id of the last event that was seen",
             )
         after = int(given)
-    head = await log.position()
     if after > head:
         raise FieldInvalid(
             f"the cursor {after} is beyond the log's end, {head}",
@@ -86,10 +86,8 @@ class EventStream(Response):
         self._reveal = reveal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        del scope
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        if scope["method"] == "HEAD":
-            await send({"type": "http.response.body", "body": b""})
-            return
         gone = asyncio.ensure_future(_left(receive))
         drained = asyncio.ensure_future(self._door.drain.begun.wait())
         try:

@@ -12,7 +12,6 @@ from typing import Any
 
 from engines.plays import Plays
 from handlers.acts import instance_ref
-from handlers.commands import Command
 from handlers.effects import EffectLoop
 from handlers.engine import CreateRequest, EngineError, EngineStatus, EngineTransient
 from handlers.node import Node
@@ -21,7 +20,6 @@ from handlers.port import Port, RunLog
 from handlers.submit import Submitter
 from ledger import events as e
 from ledger.failpoint import failpoint
-from ledger.ids import run_stream
 from ledger.log import system_clock
 from tests.crash.scenarios import effect_line
 
@@ -42,7 +40,6 @@ class OutsideEngine:
         resets: tuple[int, ...] = (),
         refused: tuple[int, ...] = (),
     ) -> None:
-        self._log = log
         self._port = Port(log)
         self._folder = folder_of(log.path)
         self._folder.mkdir(exist_ok=True)
@@ -67,12 +64,7 @@ class OutsideEngine:
             failpoint("created_outside")
         ref = instance_ref(request.run, request.instance_id, request.attempt, None)
         await self._port.created(ref, request.intent_id, already_existed=existed)
-        started = e.InstanceStarted(
-            instance_id=ref.instance_id, attempt=ref.attempt, host=None, start_gap_ms=0
-        )
-        await self._log.transact(
-            Command(stream=run_stream(ref.run_id), fact=started, actor="engine/outside")
-        )
+        await self._port.started(ref)
         if request.attempt in self._resets:
             await self._port.errored(ref, "platform_reset", "RESET", {"message": "deployed"})
         else:

@@ -11,18 +11,20 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, cast
 
+import orjson
 from msgspec import Struct
 from msgspec.structs import replace
 
 import playledger
 from engines.plays import as_play
+from engines.port_asks import PortAsks
 from handlers.submit import DEFAULT_POLICY, StagedFile, Submission
 from ledger import events as e
 from ledger.canonical import Json
 from ledger.failpoint import failpoint
-from ledger.ids import run_stream
+from ledger.ids import child_run_id, run_stream
 from playledger import play
 
 EFFECTS_VARIABLE: Final = "PLAYLEDGER_CRASH_EFFECTS"
@@ -108,7 +110,8 @@ async def reset_once(run: playledger.Run) -> str:
     """Is told by its platform that its first instance is gone."""
     effect(run)
     if run.attempt == 0:
-        await run._port.errored(run._ref, "platform_reset", "RESET", {"message": "deployed"})
+        asks = cast("PortAsks", run._asks)
+        await asks._port.errored(asks._ref, "platform_reset", "RESET", {"message": "deployed"})
         raise playledger.Superseded
     return "done"
 
@@ -135,11 +138,11 @@ async def collect(run: playledger.Run) -> list[Json]:
 
 
 @play
-async def outside_child(run: playledger.Run) -> Json:
-    """Waits for the end of something that is no run of ours; a signal tells it."""
+async def outside_child(run: playledger.Run) -> int:
+    """Has a child that somebody else tells the end of, before it has one of its own."""
     effect(run)
-    end = await run._wait_for(run._port.child_end(run._ref, "outside"))
-    return None if end.result is None else await run._port.reveal(end.result)
+    result: int = await run.child("tests.crash.scenarios:endless", key="outside")
+    return result
 
 
 @play
@@ -257,15 +260,23 @@ async def _signal(
     failpoint("signal_acknowledged")
 
 
+OUTSIDE_CHILD: Final = child_run_id("tests.crash.scenarios:endless", "outside", "outside")
+
+
 async def _outside_child(ledger: playledger.Ledger, acknowledge: Acknowledge) -> None:
+    """Tells the end of a child, early or late, and lets the child end only then."""
     await _submit(ledger, acknowledge, outside_child, "outside")
     try:
-        await ledger.signal(
-            "outside", "outside", 7, signal="integration_event", signal_id="end"
-        )
+        await ledger.signal("outside", "outside", 7, signal="integration_event", signal_id="end")
+        acknowledge("signal", "outside/end")
     except playledger.RunTerminal:
+        pass
+    await recorded(ledger, None, (e.RunSubmitted, e.ChildSubmitFailed), 2)
+    await ledger.wait_for_end("outside")
+    try:
+        await ledger.cancel(OUTSIDE_CHILD, request_id="c1")
+    except (playledger.RunNotFound, playledger.RunTerminal):
         return
-    acknowledge("signal", "outside/end")
 
 
 async def signal_once(
@@ -297,7 +308,9 @@ async def _cancelled(
     failpoint("cancel_acknowledged")
 
 
-async def recorded(ledger: playledger.Ledger, run_id: str | None, kind: type, count: int) -> None:
+async def recorded(
+    ledger: playledger.Ledger, run_id: str | None, kind: type | tuple[type, ...], count: int
+) -> None:
     """Waits until a run's stream, or the whole log, holds `count` events of a kind."""
     stream = None if run_id is None else run_stream(run_id)
     async for event in ledger.events(stream=stream, follow=True):

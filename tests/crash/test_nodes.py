@@ -175,6 +175,32 @@ def test_INV_22_an_end_reported_after_the_loss_was_recorded_changes_nothing(
     assert [ended.attempt for ended in of(events, e.InstanceCompleted)] == [1]
 
 
+def test_a_node_whose_file_was_taken_away_ends_what_it_had_and_begins_again(log_path: Path) -> None:
+    """Nobody else is there: under its new name it finds its old one dead, and goes on itself."""
+    GATE.clear()
+
+    async def main() -> tuple[list[str | None], str]:
+        log, plays = await open_log(log_path), plays_of([held])
+        ledger = Ledger(log, plays, policy=POLICY)
+        async with asyncio.timeout(20), driving(log, plays, ledger.submitter) as driver:
+            run = await ledger.submit(held, run_id="r")
+            async for _ in _first(ledger, e.InstanceStarted):
+                pass
+            hosts: list[str | None] = [driver.node.id]
+            Watch(log_path).remove(driver.node.id)
+            result = str(await run.result())
+            hosts.append(driver.node.id)
+            GATE.set()
+        await log.close()
+        return hosts, result
+
+    hosts, result = asyncio.run(main())
+    events = check_log(log_path)
+    assert result == "attempt 1"
+    assert [created.host for created in of(events, e.InstanceCreated)] == hosts
+    assert [node.node_id for node in of(events, e.NodeStarted)] == hosts
+
+
 async def _first(ledger: Ledger, kind: type):  # type: ignore[no-untyped-def]
     async for recorded in ledger.events(follow=True):
         if isinstance(recorded.data, kind):

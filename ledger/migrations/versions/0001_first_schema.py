@@ -44,8 +44,7 @@ STATEMENTS = (
         state TEXT NOT NULL,
         PRIMARY KEY (run_id, attempt),
         UNIQUE (instance_id)
-    )
-        WITHOUT ROWID""",
+    )""",
     "CREATE INDEX instances_live ON instances (host) WHERE phase IN ('created', 'started')",
     """CREATE TABLE leases (
         intent_id TEXT NOT NULL,
@@ -96,8 +95,7 @@ STATEMENTS = (
         ended_at BIGINT,
         state TEXT NOT NULL,
         PRIMARY KEY (run_id)
-    )
-        WITHOUT ROWID""",
+    )""",
     "CREATE INDEX runs_by_family ON runs (family)",
     "CREATE INDEX runs_by_position ON runs (position)",
     "CREATE INDEX runs_live ON runs (position) WHERE ended_at IS NULL",
@@ -138,8 +136,7 @@ STATEMENTS = (
         disclosure TEXT NOT NULL,
         expires_at BIGINT,
         PRIMARY KEY (digest)
-    )
-        WITHOUT ROWID""",
+    )""",
     """CREATE TABLE waits (
         run_id TEXT NOT NULL,
         wait_id TEXT NOT NULL,

@@ -1,0 +1,321 @@
+"""The ASGI app: one table of routes, each with what it asks of its caller.
+
+    raw path -> route -> guard -> handler -> the writer -> answer, or the one error envelope
+
+A path is matched as it was sent, so a run id is one percent-encoded segment and `a%2Fb` is `a/b`
+while `a%252Fb` is not (CASES C034).  FastAPI describes the routes; requests are read by our own
+models behind our own gate, so what it would make of a body never matters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import structlog
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+from starlette.convertors import Convertor, register_url_convertor
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ledger.errors import PlayledgerError
+from playledger.embed import Ledger
+from playledger.http import bodies, commands, docs, reads
+from playledger.http.auth import Access, Guard
+from playledger.http.bodies import run_id_of
+from playledger.http.door import Call, Door, Drain, HttpOptions, Route
+from playledger.http.errors import MethodNotAllowed, RouteNotFound, error_response
+from playledger.version import VERSION
+
+log = structlog.get_logger("playledger.http")
+
+RUN: Final = "/workflow/{run_id:segment}"
+RECORDED: Final = {202: "recorded", 200: "it was so before"}
+ROUTES: Final = (
+    Route(
+        method="POST",
+        path=RUN + "/submit",
+        access="operate",
+        handler=commands.submit,
+        body=bodies.SubmitBody,
+        answers={202: "submitted", 200: "the same request as before"},
+    ),
+    Route(
+        method="POST",
+        path=RUN + "/signal",
+        access="operate",
+        handler=commands.signal,
+        body=bodies.SignalBody,
+        answers={202: "recorded, now or before"},
+    ),
+    Route(
+        method="POST",
+        path=RUN + "/cancel",
+        access="operate",
+        handler=commands.cancel,
+        body=bodies.CancelBody,
+        answers={202: "cancelling", 200: "cancelled"},
+    ),
+    Route(
+        method="POST",
+        path=RUN + "/retry",
+        access="operate",
+        handler=commands.retry,
+        body=bodies.RetryBody,
+        answers={200: "what was resumed"},
+    ),
+    Route(
+        method="POST",
+        path=RUN + "/rerun",
+        access="operate",
+        handler=commands.rerun,
+        body=bodies.RerunBody,
+        answers={202: "submitted", 200: "the same request as before"},
+    ),
+    Route(
+        method="GET",
+        path=RUN,
+        access="read",
+        handler=reads.status,
+        query=bodies.StatusQuery,
+        answers={200: "the run as it is", 304: "unchanged since that ETag"},
+    ),
+    Route(
+        method="GET",
+        path=RUN + "/status",
+        access="read",
+        handler=reads.status,
+        query=bodies.StatusQuery,
+        answers={200: "the run as it is", 304: "unchanged since that ETag"},
+    ),
+    Route(
+        method="GET",
+        path=RUN + "/result",
+        access="read",
+        handler=reads.result,
+        query=bodies.ResultQuery,
+        answers={200: "what the run returned"},
+    ),
+    Route(
+        method="GET",
+        path=RUN + "/tail",
+        access="read",
+        handler=reads.tail,
+        query=bodies.TailQuery,
+        answers={200: "events", 204: "seen to the run's end"},
+    ),
+    Route(
+        method="GET",
+        path=RUN + "/why",
+        access="read",
+        handler=reads.why,
+        query=bodies.WhyQuery,
+        answers={200: "sentences, each with its events"},
+    ),
+    Route(
+        method="GET",
+        path="/workflow",
+        access="read",
+        handler=reads.runs,
+        query=bodies.ListQuery,
+        answers={200: "runs, newest first"},
+    ),
+    Route(
+        method="GET",
+        path="/events",
+        access="read",
+        handler=reads.events,
+        query=bodies.EventsQuery,
+        answers={200: "events"},
+    ),
+    Route(
+        method="GET",
+        path="/health",
+        access="open",
+        handler=reads.health,
+        answers={200: "the process answers"},
+    ),
+    Route(
+        method="GET",
+        path="/ready",
+        access="open",
+        handler=reads.ready,
+        answers={200: "new work is taken"},
+    ),
+    Route(
+        method="GET",
+        path="/openapi.json",
+        access="open",
+        handler=docs.openapi,
+        answers={200: "this description"},
+    ),
+    Route(
+        method="GET",
+        path="/docs",
+        access="open",
+        handler=docs.page,
+        answers={200: "this description, for people"},
+    ),
+    Route(
+        method="GET",
+        path="/docs/errors",
+        access="open",
+        handler=docs.errors_page,
+        answers={200: "every error code"},
+    ),
+)
+SECURITY_HEADERS: Final = {
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; "
+    "frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+def http_app(
+    ledger: Ledger, options: HttpOptions | None = None, *, drain: Drain | None = None
+) -> FastAPI:
+    """Returns the app over a ledger; without tokens in `options` nobody is let in.
+
+    `drain` is how a server says that it is on its way out.
+    """
+    chosen = options or HttpOptions()
+    door = Door(
+        ledger=ledger,
+        options=chosen,
+        guard=Guard(chosen.tokens, insecure_local=chosen.insecure_local),
+        drain=drain or Drain(),
+    )
+    app = FastAPI(
+        title="playledger",
+        version=VERSION,
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    app.state.drain = door.drain
+    for route in ROUTES:
+        app.router.routes.append(DirectRoute(route, door))
+    app.add_middleware(_Outside)
+    app.add_exception_handler(HTTPException, _unrouted)
+    return app
+
+
+class DirectRoute(APIRoute):
+    """A route that FastAPI describes and that we answer, without its reading of requests.
+
+    It cannot be made without saying what it asks of its caller.
+    """
+
+    def __init__(self, route: Route, door: Door) -> None:
+        super().__init__(
+            route.path,
+            _endpoint(route, door),
+            methods=[route.method],
+            name=f"{route.phase} {route.path}",
+            summary=route.handler.__doc__,
+            response_class=Response,
+            response_model=None,
+            openapi_extra=docs.described(route),
+            operation_id=f"{route.phase}{'_short' if route.path == RUN else ''}",
+            include_in_schema=route.path.startswith(("/workflow", "/events", "/health", "/ready")),
+        )
+        self.access: Access = route.access
+        endpoint = self.endpoint
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            response = await endpoint(Request(scope, receive))
+            await response(scope, receive, send)
+
+        self.app = app
+
+
+def _endpoint(route: Route, door: Door) -> Callable[[Request], Any]:
+    async def endpoint(request: Request) -> Response:
+        run_id = ""
+        try:
+            actor = door.guard.admit(request, route.access)
+            segment = request.scope["path_params"].get("run_id")
+            if segment is not None:
+                run_id = run_id_of(segment)
+            return await route.handler(door, Call(request=request, actor=actor, run_id=run_id))
+        except PlayledgerError as error:
+            path = door.ledger.log.path
+            return error_response(request, error, phase=route.phase, run_id=run_id, path=path)
+        except ClientDisconnect:
+            return Response(status_code=499)  # nobody reads it
+        except Exception:
+            log.exception("a request could not be answered", phase=route.phase, run=run_id)
+            return error_response(
+                request,
+                PlayledgerError(
+                    "the server could not answer this, and has logged why",
+                    hint="the same request again; if it stays, report it",
+                ),
+                phase=route.phase,
+                run_id=run_id,
+            )
+
+    return endpoint
+
+
+class _Segment(Convertor[str]):
+    """One path segment as it was sent, the empty one too, so that it is refused as an id."""
+
+    regex = "[^/]*"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("segment", _Segment())
+
+
+class _Outside:
+    """Puts the path as it was sent in the place of its decoded form, and guards every answer."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        raw = scope.get("raw_path")
+        if raw is not None:
+            scope = dict(scope)
+            scope["path"] = raw.decode("latin-1")
+
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(raw=message["headers"])
+                for name, value in SECURITY_HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        await self._app(scope, receive, guarded)
+
+
+async def _unrouted(request: Request, error: Exception) -> Response:
+    """Answers what no route took, in the same envelope as everything else."""
+    assert isinstance(error, HTTPException), "registered for these"
+    shown: PlayledgerError
+    if error.status_code == 405:
+        allow = (error.headers or {}).get("Allow", "")
+        shown = MethodNotAllowed(
+            f"{request.method} is not for this resource", hint=f"it takes {allow}", allow=allow
+        )
+    else:
+        shown = RouteNotFound("there is no such resource", hint="all of them: /docs")
+    return error_response(request, shown, phase="route")
