@@ -82,7 +82,7 @@ def child(module: str, *arguments: object, timeout: float = CHILD_S) -> Sample:
         process.communicate()
         raise Unmeasured(f"{module} took over {timeout:.0f} s") from None
     if process.returncode != 0:
-        raise Unmeasured(f"{module} {' '.join(map(str, arguments))}: {_last(err)}")
+        raise Unmeasured(f"{module} {arguments[0]}: {_last(err)}")
     sample: Sample = orjson.loads(out.splitlines()[-1])
     return sample
 
@@ -165,6 +165,11 @@ def at_least(value: float | None, limit: float) -> bool:
 def at_most(value: float | None, limit: float) -> bool:
     """Says whether a figure was taken and is small enough."""
     return value is not None and value <= limit
+
+
+def median_of(values: Sequence[float]) -> float:
+    """Returns the median."""
+    return statistics.median(values)
 
 
 def percentile(values: Sequence[float], share: float) -> float:

@@ -10,7 +10,7 @@ import asyncio
 import csv
 import hmac
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator, Mapping
 from concurrent.futures import Future
 from datetime import UTC, datetime, timedelta
@@ -21,7 +21,8 @@ import orjson
 from pydantic import TypeAdapter
 
 from engines.asks import Asks, ChildRequest, Retry, RunFacts, SignalInvalid, Superseded, WaitEnd
-from engines.plays import Play, as_play, read_value, write_value
+from engines.plays import Play, as_play
+from engines.values import read_value, write_value
 from ledger import events as e
 from ledger.canonical import Json
 from ledger.errors import ChildFailed, FileNotStaged, InputInvalid, PlayledgerError
@@ -97,6 +98,7 @@ class Run:
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._ordinals: Counter[tuple[str, str]] = Counter()
+        self._given_up: defaultdict[tuple[str, str, bool], list[int]] = defaultdict(list)
         self._occurrences: Counter[tuple[str, bytes]] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -153,7 +155,8 @@ class Run:
     ) -> Child[Any]:
         """Starts a child run at once, or finds the one this run has under the key.
 
-        Without a key it is derived from play, input and occurrence; in loops give one.
+        Without a key it is derived from play, input and occurrence; in loops give one.  The result
+        of a play given by its name is plain JSON.
         """
         if isinstance(play, str):
             name, item = play, self._lookup(play)
@@ -178,7 +181,8 @@ class Run:
             input=value.decode(),
             on_parent_end=on_parent_end,
         )
-        return Child(self, handle_key, item, self._start(self._asks.child(request)))
+        asked = self._start(self._asks.child(request))
+        return Child(self, handle_key, None if isinstance(play, str) else item, asked)
 
     @overload
     async def signal(self, key: str, into: type[T], *, timeout: timedelta | None = None) -> T: ...
@@ -252,10 +256,25 @@ class Run:
         return asyncio.run_coroutine_threadsafe(bridge(), self._loop).result()
 
     async def _wait(self, kind: e.WaitKind, key: str, length: timedelta | None) -> WaitEnd:
+        """Waits under the next ordinal of the key, or under one whose wait was given up.
+
+        A wait that was cancelled here (by `asyncio.timeout`, say) is still open in the log: whoever
+        waits next for the same takes it over, else it would take a signal that nobody hears of.
+        """
+        given_up = self._given_up[kind, key, length is None]
+        ordinal = given_up.pop() if given_up else self._next_ordinal(kind, key)
+        delay = None if length is None else max(0, round(length.total_seconds() * 1000))
+        try:
+            return await self._asks.wait(kind, key, ordinal, delay)
+        except asyncio.CancelledError:
+            given_up.append(ordinal)
+            given_up.sort(reverse=True)
+            raise
+
+    def _next_ordinal(self, kind: e.WaitKind, key: str) -> int:
         ordinal = self._ordinals[kind, key]
         self._ordinals[kind, key] += 1
-        delay = None if length is None else max(0, round(length.total_seconds() * 1000))
-        return await self._asks.wait(kind, key, ordinal, delay)
+        return ordinal
 
     async def _settle(self) -> None:
         """Waits for what was begun and not awaited, so that nothing is left half asked."""

@@ -55,7 +55,11 @@ class Journal:
     def log(self, message: str, level: str, fields: Mapping[str, Json]) -> None:
         """Adds a line, from any thread."""
         now = self._clock()
-        line: dict[str, Json] = {"at": now, "level": level, "message": sanitise(str(message))}
+        line: dict[str, Json] = {
+            "at": now,
+            "level": sanitise(level, 20),
+            "message": sanitise(message),
+        }
         if fields:
             line["fields"] = plain_fields(fields)
         self._on_loop(self._add, line, now // 1000)

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import orjson
 
-from engines.plays import write_value
+from engines.values import write_value
 from ledger.canonical import Json
 from ledger.errors import PlayledgerError
 

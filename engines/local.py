@@ -13,18 +13,19 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Final, TypeVar, assert_never
+from typing import Any, Final, TypeVar
 
 import structlog
 
 from engines.asks import ChildRequest
 from engines.context import Run
+from engines.instance import LocalInstance, record, report_of
 from engines.journal import Journal
 from engines.messages import Start
-from engines.perform import Done, End, Failed, Gone, Lost, Unwound, failure, perform
+from engines.perform import End, Lost, Unwound, failure, perform
 from engines.plays import Play, Plays, load_origin
 from engines.port_asks import PortAsks, facts_of
 from engines.process import PlayProcess
@@ -36,7 +37,7 @@ from handlers.engine import CreateRequest, EngineStatus
 from handlers.port import InstanceRef, Port, RunLog, decode_params
 from ledger import events as e
 from ledger.canonical import Json, canonical
-from ledger.errors import Conflict, PlayledgerError, RunNotFound, RunTerminal, Unavailable
+from ledger.errors import PlayledgerError, RunNotFound, RunTerminal
 from ledger.failpoint import failpoint
 from ledger.ids import run_stream
 from ledger.vault import ValueGone
@@ -50,42 +51,6 @@ QUIET_ROUNDS: Final = 25
 
 StandIn = Callable[[RunRow], Play | None]
 log = structlog.get_logger("engines.local")
-
-
-class LocalInstance:
-    """One attempt from its create to its recorded end; owned by the loop thread once it began."""
-
-    def __init__(self, ref: InstanceRef, request: CreateRequest) -> None:
-        self.ref = ref
-        self.request = request
-        self.life: asyncio.Task[None] | None = None
-        self.asks: PortAsks | None = None
-        self.journal: Journal | None = None
-        self.stop: Callable[[], None] | None = None
-        self.kill: Callable[[], None] | None = None
-        self.asked: e.TerminateReason | None = None
-        self.silent = False
-        self.waits = 0
-        self.has_slot = True
-
-    def ask_to_end(self, reason: e.TerminateReason) -> None:
-        """Cancels the play, at once or as soon as it begins."""
-        self.asked = reason
-        if self.stop is not None:
-            self.stop()
-
-    def give_up(self) -> None:
-        """Ends it without a word: nothing it says is taken any more."""
-        self.silent = True
-        if self.journal is not None:
-            self.journal.muted = True
-        if self.kill is not None:
-            self.kill()
-
-    @property
-    def asleep(self) -> bool:
-        """Whether it does nothing but wait for facts."""
-        return self.waits > 0 and self.journal is not None and not self.journal.busy
 
 
 class LocalEngine:
@@ -226,6 +191,7 @@ class LocalEngine:
                 stopped = True
             except (SystemExit, KeyboardInterrupt) as error:  # from a task that a play began
                 log.warning("a play's task raised what ends a process", error=repr(error))
+        self.loop.run_until_complete(self.loop.shutdown_asyncgens())
         self.loop.close()
 
     async def _over_there(self, work: Coroutine[Any, Any, T]) -> T:
@@ -242,10 +208,10 @@ class LocalEngine:
                 await self._lose(ref, "instance_lost", "killed")
                 return
             end = await self._play(instance)
-            report = self._reporting(instance, end)
+            report = report_of(self._port, instance, end)
             if report is not None:
                 failpoint("before_end_report")
-                await self._report(ref, report)
+                await record(self._port, ref, report)
                 failpoint("after_end_report")
         except Exception:
             log.exception("an instance could not be brought to its end", run=ref.run_id)
@@ -355,59 +321,6 @@ class LocalEngine:
         except PlayledgerError as error:
             log.warning("log lines could not be recorded", error=error.message)
 
-    def _reporting(
-        self, instance: LocalInstance, end: End | Lost
-    ) -> Callable[[], Awaitable[object]] | None:
-        """Returns how to report an end; what was asked of the instance says what it means."""
-        ref, port, asked = instance.ref, self._port, instance.asked
-        if instance.silent:
-            return None
-        match end:
-            case Gone():
-                return None
-            case Done(result=result):
-                return lambda: port.completed(ref, result.encode())
-            case Unwound() | Lost() if asked == "timeout":
-                end = failure(None, "ENGINE_TIMEOUT", "engine_timeout")
-            case Unwound() | Lost() if asked is not None:
-                end = failure(None, "CANCELLED", "cancelled")
-            case Unwound(told=told):
-                end = Failed("user_error", "CancelledError", told)
-            case Lost(evidence=evidence):
-                return lambda: port.lost(ref, "instance_lost", evidence)
-            case Failed():
-                pass
-            case _:
-                assert_never(end)
-        return self._reporting_failure(ref, end)
-
-    async def _report(self, ref: InstanceRef, report: Callable[[], Awaitable[object]]) -> None:
-        """Records an end; while the log cannot be used it is said again, and lands once."""
-        pause = 0.1
-        refused = False
-        while True:
-            try:
-                await report()
-            except Conflict:
-                return  # another attempt is the current one: this end was refused and recorded
-            except Unavailable as error:
-                log.warning("an end waits for the log", run=ref.run_id, error=error.message)
-                await asyncio.sleep(pause)
-                pause = min(pause * 2, 5.0)
-            except PlayledgerError as error:
-                log.warning("an end could not be recorded", run=ref.run_id, error=error.message)
-                if refused:
-                    return
-                # What cannot be stored is reported as that: no run hangs for it (CASES C032).
-                refused = True
-                report = self._reporting_failure(ref, failure(error, error.code))
-            else:
-                return
-
-    def _reporting_failure(self, ref: InstanceRef, end: Failed) -> Callable[[], Awaitable[object]]:
-        told = end.told.as_json()
-        return lambda: self._port.errored(ref, end.error_class, end.code, told, end.retry_after_ms)
-
     async def _cancel_run(self, run_id: str, reason: str) -> None:
         del reason  # a person's words need the child's own key; the request itself is enough
         request = Command(
@@ -451,7 +364,7 @@ class LocalEngine:
         return not left
 
     async def _lose(self, ref: InstanceRef, error_class: e.ErrorClass, evidence: str) -> None:
-        await self._report(ref, lambda: self._port.lost(ref, error_class, evidence))
+        await record(self._port, ref, lambda: self._port.lost(ref, error_class, evidence))
 
     async def _end(self) -> None:
         self._port.close()

@@ -42,7 +42,7 @@ from engines.messages import (
     write_message,
 )
 from engines.perform import End, Unwound, failure, perform, tell
-from engines.plays import Play, load_origin
+from engines.plays import Play, load_origin, plays_beside
 from ledger import events as e
 from ledger.canonical import canonical
 from ledger.errors import PlayledgerError, PlayNotFound
@@ -202,14 +202,12 @@ async def play(asks: PipeAsks, start: Start) -> End:
     except Exception as error:  # noqa: BLE001 - whatever its file raises when it is loaded
         return failure(error, type(error).__name__)
     files = {name: Path(path) for name, path in start.files.items()}
-
-    def lookup(name: str) -> Play | None:
-        return found if name == found.name else None
+    beside = plays_beside(found)
 
     def offer(item: Play) -> None:
         """Leaves it to the coordinator, who is told where the play stands."""
 
-    run = Run(start.facts, asks, files, lookup, offer)
+    run = Run(start.facts, asks, files, beside.get, offer)
     return await perform(found, run, orjson.loads(start.input))
 
 

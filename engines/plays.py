@@ -22,12 +22,12 @@ from types import ModuleType
 from typing import Any, Final, TypeVar, get_type_hints, overload
 
 from msgspec import Struct
-from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
-from pydantic_core import PydanticSerializationError, to_jsonable_python
+from pydantic import TypeAdapter
 
+from engines.values import adapter_for, read_value, write_value
 from handlers.engine import PlayInfo
-from ledger.canonical import Json, canonical
-from ledger.errors import InputInvalid, PlayNotFound, Refused
+from ledger.canonical import Json
+from ledger.errors import PlayNotFound, Refused
 from ledger.ids import quote
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -127,11 +127,15 @@ class Play:
             return None
         if parameter.default is not _MISSING and value is None:
             return parameter.default
-        return read_value(self._input_type, value, f"input does not fit {self.name}", self)
+        return read_value(
+            self._input_type, value, f"input does not fit {self.name}", self.signature
+        )
 
     def read_result(self, value: Json) -> Any:
         """Returns a JSON value as the play's result type."""
-        return read_value(self._result_type, value, f"result of {self.name} does not fit", self)
+        return read_value(
+            self._result_type, value, f"result of {self.name} does not fit", self.signature
+        )
 
     def write_result(self, value: Any) -> bytes:
         """Returns a result as canonical JSON; raises JsonInvalid for what JSON cannot hold."""
@@ -151,11 +155,11 @@ class Play:
 
     @cached_property
     def _input_type(self) -> TypeAdapter[Any] | None:
-        return None if self._input is None else _adapter(self._hints.get(self._input.name))
+        return None if self._input is None else adapter_for(self._hints.get(self._input.name))
 
     @cached_property
     def _result_type(self) -> TypeAdapter[Any] | None:
-        return _adapter(self._hints.get("return"))
+        return adapter_for(self._hints.get("return"))
 
     @cached_property
     def _digest(self) -> str | None:
@@ -237,6 +241,17 @@ def as_play(function: Callable[..., Any], *, trusted: bool = False) -> Play:
 def is_play(value: object) -> bool:
     """Says whether a value is a function marked as a play."""
     return callable(value) and hasattr(value, _MARK)
+
+
+def plays_beside(item: Play) -> Plays:
+    """Returns a play with the marked ones of its file, which it may start by their names."""
+    plays = Plays([item])
+    module = sys.modules.get(item.function.__module__)
+    for value in list(vars(module).values()) if module is not None else ():
+        other = as_play(value) if is_play(value) else item
+        if other.name not in plays:
+            plays.add(other)
+    return plays
 
 
 def load_origin(origin: Origin, name: str) -> Play:
@@ -339,50 +354,6 @@ def load_module(reference: str) -> ModuleType:
         del sys.modules[name]
         raise
     return module
-
-
-def read_value(
-    adapter: TypeAdapter[Any] | None, value: Json, what: str, item: Play | None = None
-) -> Any:
-    """Returns a JSON value as a type has it, or raises InputInvalid with the first misfit."""
-    if adapter is None:
-        return value
-    try:
-        return adapter.validate_json(canonical(value))
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        path = "$" + "".join(
-            f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]
-        )
-        given = quote(str(first["input"]))
-        raise InputInvalid(
-            f"{what}: {path} {first['msg'][0].lower()}{first['msg'][1:]}, got {given}",
-            hint=f"its signature: {item.signature}" if item else "",
-            path=path,
-        ) from error
-
-
-def write_value(value: Any, adapter: TypeAdapter[Any] | None = None) -> bytes:
-    """Returns any value a play may give as canonical JSON; raises InputInvalid if it has none."""
-    try:
-        if adapter is not None:
-            return canonical(adapter.dump_python(value, mode="json", warnings=False))
-        return canonical(to_jsonable_python(value))
-    except (PydanticSerializationError, TypeError, RecursionError) as error:
-        raise InputInvalid(
-            f"{type(value).__name__} has no JSON form: {error}",
-            code="NOT_JSON",
-            hint="return what json.dumps takes, or a pydantic model",
-        ) from error
-
-
-def _adapter(annotation: Any) -> TypeAdapter[Any] | None:
-    if annotation is None or annotation is Any:
-        return None
-    try:
-        return TypeAdapter(annotation)
-    except (PydanticSchemaGenerationError, RecursionError):  # an alias that names itself
-        return None
 
 
 def _check_clash(path: Path) -> None:

@@ -50,20 +50,17 @@ def decide(command: Command, state: RunState | None, at: int) -> Decision:
     if state is None:
         return Rejected(run_not_found(command.stream.removeprefix("run/")))
     match fact:
-        case e.RunCancelRequested():
-            return _cancel(fact, state)
-        case e.SignalReceived():
-            if state.run.terminal:
-                return Rejected(run_terminal(state, f"takes no signal {quote(fact.signal)}"))
-            return _bounded(fact, state)
-        case e.ChildRequested():
-            return _child(command, fact, state)
-        case e.RunWaitStarted():
-            return _fenced(command, state, None, "wait") or _bounded(fact, state)
         case e.RunLog(instance_id=instance_id):
             return _fenced(command, state, instance_id, "log") or _bounded(fact, state)
-        case e.RunProgress(instance_id=instance_id):
-            return _fenced(command, state, instance_id, "progress") or _bounded(fact, state)
+        case e.ChildRequested():
+            return _child(command, fact, state)
+        case e.ChildTerminalSet():
+            child = state.children.get(fact.event_key)
+            if child is None or child.status == "requested":
+                return (fact,)
+            return (
+                e.ChildTerminalConflict(event_key=fact.event_key, child_run_id=fact.child_run_id),
+            )
         case e.InstanceCreated():
             return _created(fact, state, at)
         case e.InstanceStarted():
@@ -71,13 +68,23 @@ def decide(command: Command, state: RunState | None, at: int) -> Decision:
             if instance is None or instance.started or instance.ended:
                 return _unknown(command, fact.instance_id)
             return (fact,)
+        case e.InstanceCompleted(instance_id=instance_id):
+            return _fenced(command, state, instance_id, "completed") or (fact,)
+        case e.SignalReceived():
+            if state.run.terminal:
+                return Rejected(run_terminal(state, f"takes no signal {quote(fact.signal)}"))
+            return _bounded(fact, state)
+        case e.RunWaitStarted():
+            return _fenced(command, state, None, "wait") or _bounded(fact, state)
+        case e.RunCancelRequested():
+            return _cancel(fact, state)
+        case e.RunProgress(instance_id=instance_id):
+            return _fenced(command, state, instance_id, "progress") or _bounded(fact, state)
         case e.InstanceCreateFailed():
             instance = state.instances.get(fact.attempt)
             if instance is None or instance.created or instance.ended:
                 return _unknown(command, fact.instance_id)
             return (fact,)
-        case e.InstanceCompleted(instance_id=instance_id):
-            return _fenced(command, state, instance_id, "completed") or (fact,)
         case e.InstanceErrored(instance_id=instance_id):
             return _fenced(command, state, instance_id, "errored") or (fact,)
         case e.InstanceLost():
@@ -91,15 +98,8 @@ def decide(command: Command, state: RunState | None, at: int) -> Decision:
                 return NOTHING  # its own end has closed the request
             return (fact,)
         case e.ChildSubmitFailed():
-            child = state.children.get(fact.child_key)
-            return (fact,) if child is not None and child.status == "requested" else NOTHING
-        case e.ChildTerminalSet():
-            child = state.children.get(fact.event_key)
-            if child is None or child.status == "requested":
-                return (fact,)
-            return (
-                e.ChildTerminalConflict(event_key=fact.event_key, child_run_id=fact.child_run_id),
-            )
+            # Recorded even if a signal has ended the child meanwhile: it settles the intent.
+            return (fact,) if fact.child_key in state.children else NOTHING
         case e.TimerFired():
             return _timer(command, fact, state, at)
         case (

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal, cast, get_args
 
 import msgspec
 from msgspec import Struct
@@ -95,20 +95,30 @@ class Rechooser:
         self, recorded: Recorded[Event], before: RunState | None, after: RunState | None
     ) -> Sequence[Divergence]:
         """Takes one event; `before` and `after` are its run's states, None on `system`."""
-        found: list[Divergence] = []
         pending = self._pending
-        if pending and pending[0][2].subject != recorded.subject:
-            found += self.end()
-        if pending and pending[0][0] == recorded.id:
+        identity = recorded.id
+        found: Sequence[Divergence] = NOTHING
+        if not pending:
+            found = self._unexpected(recorded, before)
+        elif pending[0][0] == identity:
             _, event, given = pending.popleft()
-            _compare(self, recorded, event, given, after, found)
-        elif not self._moved(recorded, after, found):
-            self._unexpected(recorded, before, found)
+            found = self._compare(recorded, event, given, after)
+        else:
+            found = self._out_of_order(recorded, before, after)
         if after is not None:
-            identity = recorded.id
-            for index, choice in enumerate(react(after, recorded)):
-                pending.append((event_id(identity, str(index)), choice, recorded))
-        return found or NOTHING
+            try:
+                choices = react(after, recorded)
+            except _UNFORESEEN as error:
+                return [
+                    *found,
+                    _not_allowed(recorded, f"today's react cannot follow it: {error!r}"),
+                ]
+            if choices:
+                pending.extend(
+                    (event_id(identity, str(index)), choice, recorded)
+                    for index, choice in enumerate(choices)
+                )
+        return found
 
     def end(self) -> list[Divergence]:
         """Returns the choices that today follow from what was taken last and are not recorded."""
@@ -128,66 +138,65 @@ class Rechooser:
         self._pending.clear()
         return missing
 
-    def _moved(
-        self, recorded: Recorded[Event], after: RunState | None, found: list[Divergence]
-    ) -> bool:
+    def _out_of_order(
+        self, recorded: Recorded[Event], before: RunState | None, after: RunState | None
+    ) -> list[Divergence]:
+        """Takes what is not the next choice: a later one, or what should not be there yet."""
+        found: list[Divergence] = []
+        if self._pending[0][2].subject != recorded.subject:
+            found += self.end()
         for item in self._pending:
             if item[0] == recorded.id:
                 self._pending.remove(item)
                 self.moved += 1
-                _compare(self, recorded, item[1], item[2], after, found)
-                return True
-        return False
+                found += self._compare(recorded, item[1], item[2], after)
+                return found
+        if not _is_choice(recorded):
+            found += self.end()
+        found += self._unexpected(recorded, before)
+        return found
 
     def _unexpected(
-        self, recorded: Recorded[Event], before: RunState | None, found: list[Divergence]
-    ) -> None:
+        self, recorded: Recorded[Event], before: RunState | None
+    ) -> Sequence[Divergence]:
         """Takes a fact, or a choice that today is not made."""
-        why = _fact_is_wrong(recorded)
+        command = _command(recorded)
+        why = _fact_is_wrong(recorded, command)
         if why == "":
-            found += self.end()
-            refused = self._refused(recorded, before)
+            refused = self._refused(recorded, command, before)
             if refused is None:
                 self.facts += 1
-            else:
-                found.append(_not_allowed(recorded, refused))
-        elif _is_choice(recorded):
-            found.append(
-                Divergence(
-                    kind="not_made",
-                    stream=recorded.subject,
-                    version=recorded.streamversion,
-                    position=recorded.position,
-                    type=recorded.type,
-                    recorded=recorded.data,
-                    why="today nothing follows here from what it names as its cause",
-                )
+                return NOTHING
+            return [_not_allowed(recorded, refused)]
+        if not _is_choice(recorded):
+            return [_not_allowed(recorded, why)]
+        return [
+            Divergence(
+                kind="not_made",
+                stream=recorded.subject,
+                version=recorded.streamversion,
+                position=recorded.position,
+                type=recorded.type,
+                recorded=recorded.data,
+                why="today nothing follows here from what it names as its cause",
             )
-        else:
-            found.append(_not_allowed(recorded, why))
+        ]
 
-    def _refused(self, recorded: Recorded[Event], before: RunState | None) -> str | None:
+    def _refused(
+        self, recorded: Recorded[Event], command: Command, before: RunState | None
+    ) -> str | None:
         """Says why today's rules would not record a fact; None if they would."""
         fact = recorded.data
-        if isinstance(fact, SystemEvent):
+        if type(fact) in _NEVER_DECIDED:
+            if isinstance(fact, e.InstanceOutputFenced | e.RunCancelRefused):
+                return _refusal_is_wrong(fact, before)
             return None
-        if isinstance(fact, e.InstanceOutputFenced | e.RunCancelRefused):
-            return _refusal_is_wrong(fact, before)
-        asked: RunEvent = fact
-        if isinstance(fact, e.ChildTerminalConflict):
-            asked = e.ChildTerminalSet(
-                event_key=fact.event_key, child_run_id=fact.child_run_id, source="child"
-            )
-        command = Command(
-            stream=recorded.subject,
-            fact=asked,
-            actor=recorded.actor,
-            cause=recorded.causationid,
-        )
         try:
             decision = decide(command, before, recorded.at)
         except AssertionError:
             return "it is a choice, and only react makes it"
+        except _UNFORESEEN as error:
+            return f"today's decide cannot follow it: {error!r}"
         if isinstance(decision, Rejected):
             return decision.error.message
         if not decision or decision[0] != fact:
@@ -195,6 +204,23 @@ class Rechooser:
         for beside in decision[1:]:  # a local create is its start: both facts stand together
             self._pending.append((fact_id(command, beside), beside, recorded))
         return None
+
+    def _compare(
+        self,
+        recorded: Recorded[Event],
+        today: RunEvent,
+        given: Recorded[Event],
+        after: RunState | None,
+    ) -> Sequence[Divergence]:
+        if (
+            recorded.data == today
+            and recorded.time == given.time
+            and recorded.actor == given.actor
+            and recorded.correlationid == given.correlationid
+        ):
+            self.choices += 1
+            return NOTHING
+        return [_changed(recorded, today, given, after)]
 
 
 def corrupt(recorded: Recorded[Event], error: CorruptStream) -> Divergence:
@@ -220,54 +246,51 @@ def decided_by(given: Recorded[Event]) -> str:
             return "react (handlers/react.py)"
 
 
-def _compare(
-    rechooser: Rechooser,
-    recorded: Recorded[Event],
-    today: RunEvent,
-    given: Recorded[Event],
-    after: RunState | None,
-    found: list[Divergence],
-) -> None:
-    if (
-        recorded.data == today
-        and recorded.time == given.time
-        and recorded.actor == given.actor
-        and recorded.correlationid == given.correlationid
-    ):
-        rechooser.choices += 1
-        return
+def _changed(
+    recorded: Recorded[Event], today: RunEvent, given: Recorded[Event], after: RunState | None
+) -> Divergence:
     why = f"decided by {decided_by(given)}"
-    if isinstance(today, e.RetryDecided) and after is not None and today.error_class:
+    if isinstance(today, e.RetryDecided) and after is not None:
         allowed = allowance(after, today.error_class)
         if allowed.budget != "none":
             why += f"; the run froze {_LIMITS[allowed.budget]} {allowed.limit}"
     if recorded.data == today:
         why = "the envelope differs: a choice repeats actor, time and family of what it follows"
-    found.append(
-        Divergence(
-            kind="changed",
-            stream=recorded.subject,
-            version=recorded.streamversion,
-            position=recorded.position,
-            type=recorded.type,
-            given=given,
-            recorded=recorded.data,
-            today=today,
-            why=why,
-        )
+    return Divergence(
+        kind="changed",
+        stream=recorded.subject,
+        version=recorded.streamversion,
+        position=recorded.position,
+        type=recorded.type,
+        given=given,
+        recorded=recorded.data,
+        today=today,
+        why=why,
     )
 
 
-def _fact_is_wrong(recorded: Recorded[Event]) -> str:
-    """Says why an event does not stand under the id of a fact; empty if it does."""
+def _command(recorded: Recorded[Event]) -> Command:
+    """Returns the command that would record this fact today, said by nobody in particular."""
     fact = recorded.data
-    if isinstance(fact, e.EffectResumed) and recorded.causationid is None:
-        return ""  # its label holds a request id that is not stored
-    command = Command(
+    if type(fact) is e.ChildTerminalConflict:
+        fact = e.ChildTerminalSet(
+            event_key=fact.event_key, child_run_id=fact.child_run_id, source="child"
+        )
+    return Command(
         stream=recorded.subject, fact=fact, actor=recorded.actor, cause=recorded.causationid
     )
+
+
+def _fact_is_wrong(recorded: Recorded[Event], command: Command) -> str:
+    """Says why an event does not stand under the id of a fact; empty if it does."""
+    cause = recorded.causationid
+    kind = type(recorded.data)
+    if cause is not None and kind not in _OWN_IDS and recorded.id == event_id(cause, "done"):
+        return ""
+    if kind is e.EffectResumed and cause is None:
+        return ""  # its label holds a request id that is not stored
     try:
-        wanted = fact_id(command, fact)
+        wanted = fact_id(command, command.fact)
     except AssertionError:
         return "it is a choice, and names no cause"
     return "" if wanted == recorded.id else f"its id is {recorded.id}, derived is {wanted}"
@@ -318,6 +341,20 @@ def _flat(event: Event) -> dict[str, Any]:
     return out
 
 
+_UNFORESEEN: Final = (LookupError, ValueError, TypeError, AssertionError)
+"""What rules raise that were never given such an event; a log from elsewhere may hold anything."""
+_NEVER_DECIDED: Final = frozenset(
+    (*get_args(SystemEvent), e.InstanceOutputFenced, e.RunCancelRefused)
+)
+_OWN_IDS: Final = frozenset(
+    (
+        e.InstanceStarted,
+        e.InstanceOutputFenced,
+        e.RunCancelRefused,
+        e.EffectFailed,
+        e.InstanceCreateFailed,
+    )
+)
 _LIMITS: Final = {
     "retry": "retryLimit",
     "lost": "lostLimit",

@@ -25,6 +25,8 @@ from ledger.failpoint import failpoint
 from ledger.ids import check_run_id, quote, run_stream
 from ledger.seal import blob_ref, request_digest, seal
 
+KEY_BYTES: Final = 32
+KEYS_AT_ONCE: Final = 128
 PARAMS_PLACE: Final = "run.submitted/submit/params"
 
 
@@ -70,6 +72,7 @@ class Submitter:
         self._log = log
         self._find_play = find_play
         self._scope = scope
+        self._keys: list[bytes] = []
         self._isolation: e.Isolation = isolation
         self.version = version
         self.plays = plays
@@ -98,13 +101,20 @@ class Submitter:
         if play.check is not None:
             play.check(submission.input)
         vault = self._log.vault
-        key = vault.known_key(submission.run_id) or secrets.token_bytes(32)
+        key = vault.known_key(submission.run_id) or self._draw_key()
         try:
             return await self._submit(submission, play, key)
         except Reseal:
             # The run exists under its own key, so that equal requests compare equal: seal again.
             own = await vault.run_key(submission.run_id)
             return await self._submit(submission, play, own or key)
+
+    def _draw_key(self) -> bytes:
+        """Draws run keys in bulk: each call to the kernel gives up the interpreter."""
+        if not self._keys:
+            drawn = secrets.token_bytes(KEY_BYTES * KEYS_AT_ONCE)
+            self._keys = [drawn[i : i + KEY_BYTES] for i in range(0, len(drawn), KEY_BYTES)]
+        return self._keys.pop()
 
     async def _submit(self, submission: Submission, play: PlayInfo, key: bytes) -> Answer:
         run_id = submission.run_id

@@ -106,12 +106,12 @@ def verify(path: Path, progress: Progress | None = None) -> Verdict:
     """Checks a database or an exported file; raises LogMissing or LogLocked if it cannot."""
     begun = time.monotonic()
     found = _Found()
-    refold, rechooser = Refold(), Rechooser()
-    read_models: int | None = None
+    database = is_database(path)
+    refold, rechooser = Refold(keep_rows=database), Rechooser()
+    read_models = len(READ_MODELS) if database else None
     try:
         with quiet_gc():
-            if is_database(path):
-                read_models = len(READ_MODELS)
+            if database:
                 checker, first = _database(path, found, refold, rechooser, progress)
             else:
                 checker, first = _file(path, found, refold, rechooser, progress)

@@ -68,11 +68,12 @@ class Recorded(
 
 _ENCODER: Final = msgspec.json.Encoder(order="sorted")
 _DECODERS: Final = {
-    name.encode(): msgspec.json.Decoder(Recorded[cls])  # type: ignore[valid-type]
+    name.encode(): msgspec.json.Decoder(Recorded[cls]).decode  # type: ignore[valid-type]
     for name, cls in EVENT_TYPES.items()
 }
 _CURRENT: Final = {name: SCHEMA_VERSIONS[cls] for name, cls in EVENT_TYPES.items()}
 _TYPE_KEY: Final = b',"type":"'
+_TYPE_KEY_BYTES: Final = len(_TYPE_KEY)
 
 
 def wire_name(event: Event) -> str:
@@ -107,11 +108,10 @@ def decode(leaf: bytes) -> Recorded[Event]:
     Raises SchemaNewer for a type or schema this release does not know (INV-90), LogDamaged for
     bytes that are no event.
     """
-    start = leaf.rfind(_TYPE_KEY)
-    decoder = _DECODERS.get(leaf[start + len(_TYPE_KEY) : -2])
+    decoder = _DECODERS.get(leaf[leaf.rfind(_TYPE_KEY) + _TYPE_KEY_BYTES : -2])
     if decoder is not None:
         try:
-            recorded = decoder.decode(leaf)
+            recorded = decoder(leaf)
         except msgspec.DecodeError:
             return _decode_other(leaf)
         if recorded.schemaversion == _CURRENT[recorded.type]:

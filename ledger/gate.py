@@ -68,7 +68,7 @@ def parse(data: bytes | str, *, what: str = "body", max_bytes: int | None = None
         if len(raw) > _CHUNK:
             _check_depth(raw, text, what)
     try:
-        value: Json = json.loads(text, object_pairs_hook=_unique)
+        value: Json = _DECODER.decode(text)
         # Plain types only by now, so orjson misses nothing but what it writes as null, and NUL.
         written = orjson.dumps(value, option=orjson.OPT_STRICT_INTEGER)
         if b"null" in written or b"\\u0000" in written:
@@ -86,6 +86,9 @@ def _unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
     if len(value) != len(pairs):
         raise _DuplicateKey
     return value
+
+
+_DECODER: Final = json.JSONDecoder(object_pairs_hook=_unique)  # json.loads would build it anew
 
 
 def _decode(data: bytes | str, what: str) -> tuple[bytes, str]:

@@ -126,6 +126,11 @@ class Writer(Generic[C, S, A]):
         return self._known.position
 
     @property
+    def recorded_at(self) -> int:
+        """The time of the last commit this process knows of; the next one is not before it."""
+        return self._known.recorded_at
+
+    @property
     def log_id(self) -> str:
         return self._known.log_id
 

@@ -20,7 +20,8 @@ from typing import Any, Generic, TypeVar, cast
 
 import orjson
 
-from engines.plays import Play, Plays, as_play, write_value
+from engines.plays import Play, Plays, as_play
+from engines.values import write_value
 from handlers.commands import Command
 from handlers.execute import Answer
 from handlers.port import RunLog

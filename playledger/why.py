@@ -53,7 +53,7 @@ class Why(Struct, frozen=True, rename="camel"):
 
     def to_json(self) -> dict[str, Json]:
         """Returns it as `why --json` and HTTP show it."""
-        return cast("dict[str, Json]", msgspec.to_builtins(self))
+        return cast("dict[str, Json]", msgspec.json.decode(msgspec.json.encode(self)))
 
     @property
     def movement(self) -> str:
@@ -107,7 +107,10 @@ async def _starting(story: Story, said: Said) -> None:
     """An instance was asked for and is not there: the first one, or that of a retry."""
     run = story.state.run
     asked = story.last(e.InstanceCreateRequested)
-    assert asked is not None, "every run asks for an instance with its submit"
+    if asked is None:  # half-way through the append of its submit
+        said.say(f"{story.run_id} is {run.status}, just now.", run.submitted_position)
+        said.moves("instance.create_requested")
+        return
     attempt = asked.data.attempt
     what = "its first instance" if attempt == 0 else f"the instance of attempt {attempt}"
     due = asked.data.not_before_at
@@ -254,10 +257,9 @@ def _wait(story: Story, said: Said, wait: Wait) -> None:
         others = [s for s in story.state.signals.values() if s.key != wait.key]
         if others:
             names = listed(unique([quote(s.key) for s in others]))
-            have = "has" if len(others) == 1 else "have"
+            came = "One other signal has" if len(others) == 1 else f"{len(others)} others have"
             said.say(
-                f"{count_of(len(others), 'other signal').capitalize()} {have} arrived, {names}; "
-                f"none named {quote(wait.key)}.",
+                f"{came} arrived, {names}; none named {quote(wait.key)}.",
                 *(s.position for s in others[:6]),
             )
         said.moves("signal.received", wait.key)
@@ -282,11 +284,12 @@ async def _between(story: Story, said: Said, ended: Instance) -> None:
     asked = story.last(e.RetryParamsRequested)
     what = "loading its launch state"
     said.moves("retry.params_loaded", ended.instance_id)
+    last = places(asked) or places(story.end_of(ended))
     node = None if asked is None else await holder(story.ledger, asked.id)
     if story.live and node is None and not story.parked():
-        _nobody(story, said, what, places(asked))
+        _nobody(story, said, what, last)
     else:
-        said.say(f"{story.run_id} is running; a retry waits for {what}.", *places(asked))
+        said.say(f"{story.run_id} is running; a retry waits for {what}.", *last)
     attempts(story, said)
 
 

@@ -41,9 +41,15 @@ def project_parts(
     run_id = run.run_id
     changes: list[RowChange] = []
     match event:
-        case e.RunSubmitted():
-            if recorded.causationid is not None:  # it settles the parent's child.requested
-                changes.append(_closed(recorded.causationid))
+        case e.RunLog() | e.RunLaunchStatePut():  # the commonest first
+            pass
+        case e.ChildRequested():
+            changes.append(_child_row(run_id, after, event.child_key))
+            changes.append(_opened(recorded, "child_submit", event.child_run_id, None, recorded.at))
+        case e.ChildTerminalSet():
+            changes.append(_child_row(run_id, after, event.event_key))
+            if event.source == "child":
+                changes.append(_closed(_cause(recorded)))
         case e.InstanceCreateRequested():
             changes.append(_instance_row(run_id, after, event.attempt))
             due = event.not_before_at or recorded.at
@@ -58,15 +64,28 @@ def project_parts(
             if timer is not None and run.policy.timeout_ms is not None:
                 due = recorded.at + run.policy.timeout_ms
                 changes.append(_opened(recorded, "timer", None, None, due))
+        case e.InstanceCompleted() | e.InstanceErrored() | e.InstanceLost():
+            changes.append(_instance_row(run_id, after, event.attempt))
+            changes += _instance_timers(before, after, event.attempt)
+        case e.RunCompleted() | e.RunFailed() | e.RunCancelled():
+            changes += _run_ended(recorded, after, event.parent)
+        case e.RunSubmitted():
+            if recorded.causationid is not None:  # it settles the parent's child.requested
+                changes.append(_closed(recorded.causationid))
+        case e.SignalReceived():
+            changes.append(_signal_row(run_id, after.signals[run.signals]))
+        case e.RunWaitStarted():
+            changes.append(_wait_row(run_id, after.waits[event.wait_id]))
+            if event.until_at is not None:
+                changes.append(_opened(recorded, "timer", None, None, event.until_at))
+        case e.RunWaitEnded():
+            changes += _wait_ended(recorded, event, before, run_id)
         case e.InstanceCreateFailed():
             if event.kind == "transient":
                 changes.append(_retried(_cause(recorded), recorded, event.try_number))
             else:
                 changes.append(_instance_row(run_id, after, event.attempt))
                 changes.append(_closed(_cause(recorded)))
-        case e.InstanceCompleted() | e.InstanceErrored() | e.InstanceLost():
-            changes.append(_instance_row(run_id, after, event.attempt))
-            changes += _instance_timers(before, after, event.attempt)
         case e.InstanceTerminateRequested():
             changes.append(_instance_row(run_id, after, event.attempt))
             changes.append(
@@ -76,16 +95,9 @@ def project_parts(
             changes.append(_opened(recorded, "params", event.failed_instance_id, None, recorded.at))
         case e.RetryParamsLoaded() | e.RetryParamsFailed() | e.TimerFired():
             changes.append(_closed(_cause(recorded)))
-        case e.ChildRequested():
-            changes.append(_child_row(run_id, after, event.child_key))
-            changes.append(_opened(recorded, "child_submit", event.child_run_id, None, recorded.at))
         case e.ChildSubmitFailed():
             changes.append(_child_row(run_id, after, event.child_key))
             changes.append(_closed(_cause(recorded)))
-        case e.ChildTerminalSet():
-            changes.append(_child_row(run_id, after, event.event_key))
-            if event.source == "child":
-                changes.append(_closed(_cause(recorded)))
         case e.ChildTerminalConflict():
             changes.append(_closed(_cause(recorded)))  # of a signal: there is no such row
         case e.ChildCancelRequested():
@@ -93,19 +105,9 @@ def project_parts(
             changes.append(_opened(recorded, "child_cancel", event.child_run_id, None, recorded.at))
         case e.ChildCancelDelivered():
             changes.append(_closed(_cause(recorded)))
-        case e.SignalReceived():
-            changes.append(_signal_row(run_id, after.signals[run.signals]))
-        case e.RunWaitStarted():
-            changes.append(_wait_row(run_id, after.waits[event.wait_id]))
-            if event.until_at is not None:
-                changes.append(_opened(recorded, "timer", None, None, event.until_at))
-        case e.RunWaitEnded():
-            changes += _wait_ended(recorded, event, before, run_id)
         case e.RunCancelRequested():
             due = recorded.at + run.policy.cancel_grace_ms
             changes.append(_opened(recorded, "timer", None, None, due))
-        case e.RunCompleted() | e.RunFailed() | e.RunCancelled():
-            changes += _run_ended(recorded, after, event.parent)
         case e.EffectFailed():
             changes.append(_retried(event.intent_id, recorded, event.try_number))
         case e.EffectParked():
@@ -114,11 +116,9 @@ def project_parts(
             )
         case e.EffectResumed():
             changes.append(RowChange("outbox", (event.intent_id,), Patch((recorded.at, 0, 0))))
-        case e.RunLaunchStatePut() | e.RunCancelRefused() | e.RunLog() | e.RunProgress():
-            pass
         case e.InstanceOutputFenced() | e.RetryDecided() | e.RetryClaimed() | e.RetryStarted():
             pass
-        case e.RetryDenied() | e.RetryAbandoned():
+        case e.RetryDenied() | e.RetryAbandoned() | e.RunCancelRefused() | e.RunProgress():
             pass
         case _:
             assert_never(event)

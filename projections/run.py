@@ -73,11 +73,13 @@ def evolve(state: RunState | None, recorded: Recorded[Event]) -> RunState:
         raise corrupt(recorded, f"version {run.version + 1} was expected")
     if run.ended_at is not None and not isinstance(event, AFTER_THE_END):
         raise corrupt(recorded, f"the run is {run.status}")
-    run = replace(run, version=recorded.streamversion, position=recorded.position)
-    state = replace(state, run=run)
-    match event:
-        case e.RunSubmitted():
-            raise corrupt(recorded, "the run was submitted before")
+    match event:  # the commonest first: a fold of a long log spends its time on finding its case
+        case e.RunLog():
+            return _next(state, recorded, log_lines=run.log_lines + event.count)
+        case e.ChildRequested():
+            return _child_requested(state, event, recorded)
+        case e.ChildTerminalSet():
+            return _child_terminal(state, event, recorded)
         case e.RunLaunchStatePut():
             if run.launch is not None:
                 raise corrupt(recorded, "launch state was put before")
@@ -86,22 +88,44 @@ def evolve(state: RunState | None, recorded: Recorded[Event]) -> RunState:
                 externalized=event.externalized,
                 expires_at=event.expires_at,
             )
-            return _with(state, launch=launch)
+            return _next(state, recorded, launch=launch)
         case e.InstanceCreateRequested():
             return _create_requested(state, event, recorded)
         case e.InstanceCreated():
             return _created(state, event, recorded)
         case e.InstanceStarted():
             return _started(state, event, recorded)
+        case e.InstanceCompleted():
+            return _ended(state, recorded, event.attempt, phase="completed")
+        case e.RunCompleted():
+            if run.cancel is not None:
+                raise corrupt(recorded, "a cancelling run cannot complete")
+            return _end(
+                state, "completed", recorded, result=event.result, output_rows=event.output_rows
+            )
+        case e.SignalReceived():
+            return _signal(state, event, recorded)
+        case e.RunProgress():
+            progress = Progress(
+                done=event.done,
+                of=event.of,
+                note=event.note,
+                at=recorded.at,
+                position=recorded.position,
+            )
+            return _next(state, recorded, progress=progress)
+        case e.RunWaitStarted():
+            return _wait_started(state, event, recorded)
+        case e.RunWaitEnded():
+            return _wait_ended(state, event, recorded)
+        case e.RunSubmitted():
+            raise corrupt(recorded, "the run was submitted before")
         case e.InstanceCreateFailed():
             instance = _instance(state, event.attempt, recorded)
             if event.kind == "transient" or instance.ended:
-                return state
-            return _put(
-                state, replace(instance, phase="failed", ended_at=recorded.at, code=event.code)
-            )
-        case e.InstanceCompleted():
-            return _ended(state, recorded, event.attempt, phase="completed")
+                return _next(state, recorded)
+            failed = replace(instance, phase="failed", ended_at=recorded.at, code=event.code)
+            return _put(state, failed, recorded)
         case e.InstanceErrored():
             return _ended(
                 state,
@@ -124,84 +148,31 @@ def evolve(state: RunState | None, recorded: Recorded[Event]) -> RunState:
             )
         case e.InstanceTerminateRequested():
             instance = _instance(state, event.attempt, recorded)
-            return _put(
-                state,
-                replace(instance, terminate=event.reason, terminate_intent=recorded.id),
-            )
+            asked = replace(instance, terminate=event.reason, terminate_intent=recorded.id)
+            return _put(state, asked, recorded)
         case e.InstanceTerminated():
             instance = _instance(state, event.attempt, recorded)
             if instance.ended:
-                return _put(state, replace(instance, terminate_intent=None))
+                return _put(state, replace(instance, terminate_intent=None), recorded)
             return _ended(state, recorded, event.attempt, phase="terminated")
-        case e.InstanceOutputFenced() | e.TimerFired() | e.RetryParamsRequested():
-            return state
-        case e.RetryParamsLoaded() | e.RetryParamsFailed() | e.RetryStarted():
-            return state
-        case e.RetryDenied() | e.RetryAbandoned():
-            return state
-        case e.EffectFailed() | e.EffectParked() | e.EffectResumed():
-            return state
         case e.RetryDecided():
-            return _with(state, used=charge(run.used, event.budget)) if event.retry else state
+            used = charge(run.used, event.budget) if event.retry else run.used
+            return _next(state, recorded, used=used)
         case e.RetryClaimed():
-            return _with(state, retry=Retry(attempt=event.attempt, reason=event.reason))
-        case e.ChildRequested():
-            return _child_requested(state, event, recorded)
+            retry = Retry(attempt=event.attempt, reason=event.reason)
+            return _next(state, recorded, retry=retry)
         case e.ChildSubmitFailed():
             child = _child(state, event.child_key, recorded)
-            return _child_ended(state, child, "failed", recorded, code=event.code)
-        case e.ChildTerminalSet():
-            return _child_terminal(state, event, recorded)
-        case e.ChildTerminalConflict():
-            return state
+            if child.status != "requested":  # a signal ended it meanwhile; this settles the intent
+                return _next(state, recorded)
+            return _child_ended(state, child, run.children, "failed", recorded, code=event.code)
         case e.ChildCancelRequested():
             child = _child(state, event.child_key, recorded)
             counts = replace(run.children, cancels_open=run.children.cancels_open + 1)
-            return _put_child(state, replace(child, cancel_asked=True), counts)
+            return _put_child(state, replace(child, cancel_asked=True), counts, recorded)
         case e.ChildCancelDelivered():
             counts = replace(run.children, cancels_open=run.children.cancels_open - 1)
-            return _with(state, children=counts)
-        case e.SignalReceived():
-            n = run.signals + 1
-            signal = Signal(
-                n=n,
-                signal_id=event.signal_id,
-                key=event.event_key or event.signal,
-                signal=event.signal,
-                event_key=event.event_key,
-                event_type=event.event_type,
-                data=event.data,
-                position=recorded.position,
-            )
-            state = _with(state, signals=n, used=replace(run.used, restart=0))
-            return replace(state, signals=state.signals.set(n, signal))
-        case e.RunWaitStarted():
-            if event.wait_id in state.waits:
-                raise corrupt(recorded, f'wait "{event.wait_id}" was started before')
-            wait = Wait(
-                wait_id=event.wait_id,
-                kind=event.kind,
-                key=event.key,
-                ordinal=event.ordinal,
-                since_at=recorded.at,
-                position=recorded.position,
-                intent_id=recorded.id,
-                until_at=event.until_at,
-            )
-            return replace(state, waits=state.waits.set(event.wait_id, wait))
-        case e.RunWaitEnded():
-            return _wait_ended(state, event, recorded)
-        case e.RunLog():
-            return _with(state, log_lines=run.log_lines + event.count)
-        case e.RunProgress():
-            progress = Progress(
-                done=event.done,
-                of=event.of,
-                note=event.note,
-                at=recorded.at,
-                position=recorded.position,
-            )
-            return _with(state, progress=progress)
+            return _next(state, recorded, children=counts)
         case e.RunCancelRequested():
             if run.cancel is not None:
                 raise corrupt(recorded, "cancel was asked for before")
@@ -212,15 +183,9 @@ def evolve(state: RunState | None, recorded: Recorded[Event]) -> RunState:
                 intent_id=recorded.id,
                 reason=event.reason,
             )
-            return _with(state, status="cancelling", cancel=cancel)
+            return _next(state, recorded, status="cancelling", cancel=cancel)
         case e.RunCancelRefused():
-            return _with(state, cancel_refused=True)
-        case e.RunCompleted():
-            if run.cancel is not None:
-                raise corrupt(recorded, "a cancelling run cannot complete")
-            return _end(
-                state, "completed", recorded, result=event.result, output_rows=event.output_rows
-            )
+            return _next(state, recorded, cancel_refused=True)
         case e.RunFailed():
             return _end(
                 state,
@@ -232,6 +197,14 @@ def evolve(state: RunState | None, recorded: Recorded[Event]) -> RunState:
             )
         case e.RunCancelled():
             return _end(state, "cancelled", recorded, refused=event.refused)
+        case e.InstanceOutputFenced() | e.TimerFired() | e.RetryParamsRequested():
+            return _next(state, recorded)
+        case e.RetryParamsLoaded() | e.RetryParamsFailed() | e.RetryStarted():
+            return _next(state, recorded)
+        case e.RetryDenied() | e.RetryAbandoned() | e.ChildTerminalConflict():
+            return _next(state, recorded)
+        case e.EffectFailed() | e.EffectParked() | e.EffectResumed():
+            return _next(state, recorded)
         case _:
             assert_never(event)
 
@@ -285,12 +258,22 @@ def _submitted(event: e.RunSubmitted, recorded: Recorded[Event]) -> RunState:
     )
 
 
-def _with(state: RunState, **changes: object) -> RunState:
-    return replace(state, run=replace(state.run, **changes))
+def _next(state: RunState, recorded: Recorded[Event], **changes: object) -> RunState:
+    """Returns a state with changes of its run; every event moves version and position on."""
+    run = replace(
+        state.run, version=recorded.streamversion, position=int(recorded.sequence), **changes
+    )
+    return RunState(run, state.instances, state.children, state.signals, state.waits)
 
 
-def _put(state: RunState, instance: Instance) -> RunState:
-    return replace(state, instances=state.instances.set(instance.attempt, instance))
+def _put(
+    state: RunState, instance: Instance, recorded: Recorded[Event], **changes: object
+) -> RunState:
+    run = replace(
+        state.run, version=recorded.streamversion, position=int(recorded.sequence), **changes
+    )
+    instances = state.instances.set(instance.attempt, instance)
+    return RunState(run, instances, state.children, state.signals, state.waits)
 
 
 def _instance(state: RunState, attempt: int, recorded: Recorded[Event]) -> Instance:
@@ -315,7 +298,7 @@ def _create_requested(
         requested_position=recorded.position,
         not_before_at=event.not_before_at,
     )
-    return _put(_with(state, attempt=event.attempt), instance)
+    return _put(state, instance, recorded, attempt=event.attempt)
 
 
 def _created(state: RunState, event: e.InstanceCreated, recorded: Recorded[Event]) -> RunState:
@@ -356,28 +339,22 @@ def _started(state: RunState, event: e.InstanceStarted, recorded: Recorded[Event
 
 def _runs(state: RunState, instance: Instance, recorded: Recorded[Event]) -> RunState:
     """`running` is shown when created and started are both recorded, in either order (INV-08)."""
-    state = _put(state, instance)
     run = state.run
     if not (instance.created and instance.started) or run.terminal:
-        return state
+        return _put(state, instance, recorded)
     status: Status = "running" if run.status == "submitted" else run.status
-    return _with(
-        state,
-        status=status,
-        started_at=recorded.at if run.started_at is None else run.started_at,
-    )
+    started_at = recorded.at if run.started_at is None else run.started_at
+    return _put(state, instance, recorded, status=status, started_at=started_at)
 
 
 def _ended(state: RunState, recorded: Recorded[Event], attempt: int, **changes: object) -> RunState:
     instance = _instance(state, attempt, recorded)
     if instance.ended:
         raise corrupt(recorded, f"the instance ended before, {instance.phase}")
-    return _put(
-        state,
-        replace(
-            instance, ended_at=recorded.at, terminate_intent=None, timer_intent=None, **changes
-        ),
+    ended = replace(
+        instance, ended_at=recorded.at, terminate_intent=None, timer_intent=None, **changes
     )
+    return _put(state, ended, recorded)
 
 
 def _child(state: RunState, child_key: str, recorded: Recorded[Event]) -> Child:
@@ -387,9 +364,22 @@ def _child(state: RunState, child_key: str, recorded: Recorded[Event]) -> Child:
     return child
 
 
-def _put_child(state: RunState, child: Child, counts: Counts) -> RunState:
-    state = replace(state, children=state.children.set(child.child_key, child))
-    return _with(state, children=counts)
+def _put_child(
+    state: RunState,
+    child: Child,
+    counts: Counts,
+    recorded: Recorded[Event],
+    **changes: object,
+) -> RunState:
+    run = replace(
+        state.run,
+        version=recorded.streamversion,
+        position=int(recorded.sequence),
+        children=counts,
+        **changes,
+    )
+    children = state.children.set(child.child_key, child)
+    return RunState(run, state.instances, children, state.signals, state.waits)
 
 
 def _child_requested(
@@ -408,7 +398,7 @@ def _child_requested(
             on_parent_end=event.on_parent_end,
         )
         counts = replace(counts, total=counts.total + 1, running=counts.running + 1)
-        return _put_child(state, child, counts)
+        return _put_child(state, child, counts, recorded)
     if early.play_name is not None:
         raise corrupt(recorded, f'child key "{event.child_key}" was requested before')
     joined = replace(
@@ -418,32 +408,31 @@ def _child_requested(
         input=event.input,
         on_parent_end=event.on_parent_end,
     )
-    return _put_child(state, joined, counts)
+    return _put_child(state, joined, counts, recorded)
 
 
 def _child_terminal(
     state: RunState, event: e.ChildTerminalSet, recorded: Recorded[Event]
 ) -> RunState:
     child = state.children.get(event.event_key)
+    counts = state.run.children
     if child is None:  # early: the terminal came before the request (SPEC 4.3)
-        early = Child(
+        child = Child(
             child_key=event.event_key,
             status="requested",
             position=recorded.position,
             child_run_id=event.child_run_id,
         )
-        counts = state.run.children
         counts = replace(counts, total=counts.total + 1, running=counts.running + 1)
-        state = _put_child(state, early, counts)
-        child = early
     if child.status != "requested":
         raise corrupt(recorded, f'child "{event.event_key}" had ended before, {child.status}')
-    state = _with(state, used=replace(state.run.used, restart=0))
     return _child_ended(
         state,
         child,
+        counts,
         event.status or "completed",
         recorded,
+        used=_restarts_anew(state.run.used),
         result=event.result if event.source == "child" else event.data,
         error_class=event.error_class,
         code=event.code,
@@ -452,9 +441,14 @@ def _child_terminal(
 
 
 def _child_ended(
-    state: RunState, child: Child, status: e.RunEnd, recorded: Recorded[Event], **changes: object
+    state: RunState,
+    child: Child,
+    counts: Counts,
+    status: e.RunEnd,
+    recorded: Recorded[Event],
+    used: Used | None = None,
+    **changes: object,
 ) -> RunState:
-    counts = state.run.children
     match status:
         case "completed":
             counts = replace(counts, running=counts.running - 1, completed=counts.completed + 1)
@@ -465,7 +459,45 @@ def _child_ended(
         case _:
             assert_never(status)
     ended = replace(child, status=status, ended_position=recorded.position, **changes)
-    return _put_child(state, ended, counts)
+    return _put_child(state, ended, counts, recorded, used=used or state.run.used)
+
+
+def _restarts_anew(used: Used) -> Used:
+    """A run that got something is getting somewhere: its restarts are counted anew."""
+    return replace(used, restart=0)
+
+
+def _signal(state: RunState, event: e.SignalReceived, recorded: Recorded[Event]) -> RunState:
+    n = state.run.signals + 1
+    signal = Signal(
+        n=n,
+        signal_id=event.signal_id,
+        key=event.event_key or event.signal,
+        signal=event.signal,
+        event_key=event.event_key,
+        event_type=event.event_type,
+        data=event.data,
+        position=recorded.position,
+    )
+    state = _next(state, recorded, signals=n, used=_restarts_anew(state.run.used))
+    return replace(state, signals=state.signals.set(n, signal))
+
+
+def _wait_started(state: RunState, event: e.RunWaitStarted, recorded: Recorded[Event]) -> RunState:
+    if event.wait_id in state.waits:
+        raise corrupt(recorded, f'wait "{event.wait_id}" was started before')
+    wait = Wait(
+        wait_id=event.wait_id,
+        kind=event.kind,
+        key=event.key,
+        ordinal=event.ordinal,
+        since_at=recorded.at,
+        position=recorded.position,
+        intent_id=recorded.id,
+        until_at=event.until_at,
+    )
+    state = _next(state, recorded)
+    return replace(state, waits=state.waits.set(event.wait_id, wait))
 
 
 def _wait_ended(state: RunState, event: e.RunWaitEnded, recorded: Recorded[Event]) -> RunState:
@@ -474,6 +506,7 @@ def _wait_ended(state: RunState, event: e.RunWaitEnded, recorded: Recorded[Event
     signals = state.signals
     if event.signal_id is not None:
         signals = signals.delete(taken_signal(state, event.signal_id, recorded).n)
+    state = _next(state, recorded)
     return replace(state, waits=state.waits.delete(event.wait_id), signals=signals)
 
 
@@ -488,6 +521,11 @@ def taken_signal(state: RunState, signal_id: str, recorded: Recorded[Event]) -> 
 def _end(
     state: RunState, status: e.RunEnd, recorded: Recorded[Event], **changes: object
 ) -> RunState:
-    return _with(
-        state, status=status, ended_at=recorded.at, ended_position=recorded.position, **changes
+    return _next(
+        state,
+        recorded,
+        status=status,
+        ended_at=recorded.at,
+        ended_position=recorded.position,
+        **changes,
     )

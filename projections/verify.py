@@ -78,14 +78,16 @@ class Refold:
     """A fold of a whole log into rows of its own.
 
     A stream that the fold refuses is left as it was, and named in `corrupt`; the others go on.
+    With `keep_rows=False`, where there are no rows to compare with, it holds every state instead.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, keep_rows: bool = True) -> None:
+        self._keep_rows = keep_rows
         self.shadow = sqlite3.connect("", isolation_level=None)
         self.shadow.execute("pragma journal_mode=off")
         self.shadow.execute("pragma synchronous=off")
         self.shadow.execute(f"pragma cache_size=-{_CACHE_KIB}")
-        for table in READ_MODELS:
+        for table in READ_MODELS if keep_rows else ():
             self.shadow.execute(str(CreateTable(table).compile(dialect=_DIALECT)))
         self.corrupt: dict[str, str] = {}
         self.position = 0
@@ -106,18 +108,20 @@ class Refold:
         if not stream.startswith("run/") or stream in self.corrupt:
             return None, None
         before = self._states.get(stream)
-        if before is None and recorded.streamversion > 1:
+        if before is None and recorded.streamversion > 1 and self._keep_rows:
             before = self._reload(stream)
         try:
             after = evolve(before, recorded)
-            changes = project_parts(recorded, before, after)
+            changes = project_parts(recorded, before, after) if self._keep_rows else ()
         except CorruptStream as error:
             self.corrupt[stream] = error.message
             raise
+        self._states[stream] = after
+        if not self._keep_rows:
+            return before, after
         if changes:
             self._buffer.add(changes)
         self._changed[stream] = None
-        self._states[stream] = after
         if after.run.ended_at is not None:
             self._ended[stream] = None
         self._buffered += 1

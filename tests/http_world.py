@@ -9,8 +9,10 @@ from datetime import timedelta
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import httpx
+import orjson
 from fastapi import FastAPI
 
 import playledger
@@ -118,6 +120,34 @@ async def world(
             transport=transport, base_url=BASE, headers=headers, timeout=30
         ) as http:
             yield World(ledger, app, http)
+
+
+async def raw(app: FastAPI, method: str, raw_path: bytes, body: bytes = b"") -> tuple[int, Any]:
+    """Sends a path that no client would: as its bytes, not normalised, of any length."""
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "http_version": "1.1",
+        "method": method,
+        "scheme": "http",
+        "path": unquote(raw_path.decode("latin-1")),
+        "raw_path": raw_path,
+        "query_string": b"",
+        "root_path": "",
+        "headers": [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")],
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 80),
+    }
+    await app(scope, receive, send)
+    content = b"".join(message.get("body", b"") for message in sent[1:])
+    return sent[0]["status"], orjson.loads(content)
 
 
 def code(response: httpx.Response) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+import replay
 from handlers.submit import DEFAULT_POLICY
 from ledger import events as e
 from ledger.codec import Recorded
@@ -80,7 +81,7 @@ async def node(
     writer: dict[str, Any] | None = None,
     **options: Any,
 ) -> AsyncIterator[Given]:
-    """Opens a log and drives these plays, and the others of their file by name."""
+    """Opens a log and drives these plays; every log that a test leaves behind verifies."""
     offered = plays_of(plays)
     log = await open_log(folder / name, clock=clock, **(writer or {}))
     ledger = Ledger(log, offered, policy=policy, clock=clock, isolation=isolation)
@@ -89,6 +90,8 @@ async def node(
             yield Given(ledger, driver)
     finally:
         await log.close()
+    verdict = replay.verify(folder / name)
+    assert verdict.ok, verdict
 
 
 def completed(statuses: Iterable[str]) -> bool:

@@ -86,14 +86,14 @@ def test_integer_and_float_differ() -> None:
         ([None, math.nan], "NaN is not JSON, at $[1]", "$[1]"),
     ],
 )
-def test_C025_nan_is_refused_with_its_path(value: Any, message: str, path: str) -> None:  # noqa: N802
+def test_C025_nan_is_refused_with_its_path(value: Any, message: str, path: str) -> None:
     """A play's result is refused as the same text over HTTP is, before anything is stored."""
     error = refusal(value)
     assert (error.code, error.message) == ("JSON_NOT_FINITE", message)
     assert (error.details["path"], error.hint) == (path, "use null or a string")
 
 
-def test_C025_nan_as_a_key_is_refused() -> None:  # noqa: N802
+def test_C025_nan_as_a_key_is_refused() -> None:
     """Keys are text, for JSON has no others."""
     error = refusal({"a": {math.nan: 1}})
     assert (error.code, error.message) == ("JSON_KEY_NOT_TEXT", "a key is float, not text, at $.a")
@@ -106,7 +106,7 @@ def test_C025_nan_as_a_key_is_refused() -> None:  # noqa: N802
         ({"a": {"\ud83d": 1}}, "key with half of a surrogate pair, at $.a"),
     ],
 )
-def test_C026_half_an_emoji_is_refused(value: Any, message: str) -> None:  # noqa: N802
+def test_C026_half_an_emoji_is_refused(value: Any, message: str) -> None:
     """Text that no store can hold is refused, in values and in keys."""
     error = refusal(value)
     assert (error.code, error.message) == ("JSON_LONE_SURROGATE", message)
@@ -121,13 +121,13 @@ def test_C026_half_an_emoji_is_refused(value: Any, message: str) -> None:  # noq
     ],
     ids=["above", "below", "5000 digits"],
 )
-def test_C028_large_integer_is_refused(value: Any, message: str) -> None:  # noqa: N802
+def test_C028_large_integer_is_refused(value: Any, message: str) -> None:
     """What a browser would round is refused, and 5000 digits are no ValueError."""
     error = refusal(value)
     assert (error.code, error.message) == ("JSON_INTEGER_TOO_LARGE", message)
 
 
-def test_C029_nesting_over_64_is_refused() -> None:  # noqa: N802
+def test_C029_nesting_over_64_is_refused() -> None:
     """64 levels are written, 65 are not, and a list within itself is no endless loop."""
     assert parse(canonical(nested(64))) == nested(64)
     assert refusal(nested(65)).code == "JSON_TOO_DEEP"
@@ -156,14 +156,14 @@ def test_what_would_come_back_as_something_else_is_refused(value: Any) -> None:
     )
 
 
-def test_C050_line_separators_in_values_are_kept() -> None:  # noqa: N802
+def test_C050_line_separators_in_values_are_kept() -> None:
     """They are a user's text; they lie in the vault and never in a line of the export."""
     text = "a\u2028b\u2029c\u0085d"
     assert canonical(text).decode() == f'"{text}"'
 
 
 @pytest.mark.parametrize("separator", ["\u0085", "\u2028", "\u2029"])
-def test_C050_line_separator_in_a_leaf_is_refused(separator: str) -> None:  # noqa: N802
+def test_C050_line_separator_in_a_leaf_is_refused(separator: str) -> None:
     """A leaf is one line of the export, for every reader of lines."""
     check_leaf_text('{"id":"é\u2027"}'.encode())
     check_leaf_text(b'{"id":"plain"}')

@@ -327,7 +327,7 @@ def test_an_input_that_does_not_fit_a_child_is_refused_where_it_is_given() -> No
 
     async def wrong(run: Run) -> str:
         try:
-            run.child(double, "x", key="k")  # type: ignore[type-var, unused-ignore]
+            run.child(double, "x", key="k")  # type: ignore[arg-type]
         except InputInvalid as error:
             return error.code
         return "?"

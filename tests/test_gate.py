@@ -73,7 +73,7 @@ def test_refusals_read_as_documented(text: str, message: str, hint: str, code: s
         ("9" * 400 + ".5", f"{'9' * 20}... (402 characters) is beyond", "$.params"),
     ],
 )
-def test_C025_number_that_is_none_is_refused(inner: str, shown: str, path: str) -> None:  # noqa: N802
+def test_C025_number_that_is_none_is_refused(inner: str, shown: str, path: str) -> None:
     """NaN, Infinity and what overflows are refused with place and path."""
     error = refusal(params(inner))
     assert error.code == "JSON_NOT_FINITE"
@@ -82,7 +82,7 @@ def test_C025_number_that_is_none_is_refused(inner: str, shown: str, path: str) 
     assert error.details["path"] == path
 
 
-def test_C025_negative_zero_and_null_come_back() -> None:  # noqa: N802
+def test_C025_negative_zero_and_null_come_back() -> None:
     """What is finite is kept exactly, and a null is a null."""
     body = b'{"params":[-0.0,null,"null",1e-400,"nul\\u006c"]}'
     assert canonical(parse(body)) == b'{"params":[-0.0,null,"null",0.0,"null"]}'
@@ -98,14 +98,14 @@ def test_C025_negative_zero_and_null_come_back() -> None:  # noqa: N802
         (r'{"\ud83d":1}', 13, "$.params"),
     ],
 )
-def test_C026_half_an_emoji_is_refused(inner: str, column: int, path: str) -> None:  # noqa: N802
+def test_C026_half_an_emoji_is_refused(inner: str, column: int, path: str) -> None:
     """Half of a surrogate pair is refused where its escape stands."""
     error = refusal(params(inner))
     assert (error.code, error.details["path"]) == ("JSON_LONE_SURROGATE", path)
     assert (error.details["line"], error.details["column"]) == (1, column)
 
 
-def test_C026_whole_pair_is_one_character() -> None:  # noqa: N802
+def test_C026_whole_pair_is_one_character() -> None:
     """A correct pair of escapes, and the spelling of a wrong one, are text."""
     assert parse(params(r'{"t":"\ud83d\ude00"}')) == {"params": {"t": "\U0001f600"}}
     assert parse(rb'"\\ud83d"') == "\\ud83d"
@@ -117,7 +117,7 @@ def test_C026_whole_pair_is_one_character() -> None:  # noqa: N802
     "number",
     [2**53, 2**53 + 1, 3544790567247868102, 2**63 - 1, 2**63, 2**64, -(2**63) - 1, -(2**53)],
 )
-def test_C028_large_integer_is_refused_with_its_path(number: int) -> None:  # noqa: N802
+def test_C028_large_integer_is_refused_with_its_path(number: int) -> None:
     """Beyond what a browser keeps exactly, an integer is refused as it was written."""
     error = refusal(params(f'[1,2,\n{{"id": {number}}}]'))
     limit = 9007199254740991 if number > 0 else -9007199254740991
@@ -126,7 +126,7 @@ def test_C028_large_integer_is_refused_with_its_path(number: int) -> None:  # no
     assert error.details == {"path": "$.params[2].id", "line": 2, "column": 8}
 
 
-def test_C028_5000_digits_are_refused_and_the_limit_is_taken() -> None:  # noqa: N802
+def test_C028_5000_digits_are_refused_and_the_limit_is_taken() -> None:
     """More digits than int() takes are no ValueError; 2^53-1 is the largest."""
     error = refusal(params('{"id":' + "9" * 5000 + "}"))
     assert error.code == "JSON_INTEGER_TOO_LARGE"
@@ -138,7 +138,7 @@ def test_C028_5000_digits_are_refused_and_the_limit_is_taken() -> None:  # noqa:
 
 @pytest.mark.parametrize("depth", [65, 200, 900, 1000, 20_000, 1_000_000])
 @pytest.mark.parametrize("opening", ["[", '{"a":', '["]",', '["\\"]",{"\\\\":'])
-def test_C029_deep_nesting_is_refused(opening: str, depth: int) -> None:  # noqa: N802
+def test_C029_deep_nesting_is_refused(opening: str, depth: int) -> None:
     """Any depth over 64 is refused at the bracket that is one too many."""
     levels = opening.count("[") + opening.count("{")
     body = (opening * (depth // levels + 1)).encode()
@@ -150,7 +150,7 @@ def test_C029_deep_nesting_is_refused(opening: str, depth: int) -> None:  # noqa
     assert column > len(opening) * (64 // levels)
 
 
-def test_C029_64_levels_are_taken_beside_any_number_of_brackets() -> None:  # noqa: N802
+def test_C029_64_levels_are_taken_beside_any_number_of_brackets() -> None:
     """The limit is of depth: width, and brackets in text, do not count."""
     deepest = "[" * 63 + "]" * 63
     body = "[" + ",".join([deepest] * 50) + ',"' + "[{" * 500 + '\\"[\\\\"]'
@@ -193,7 +193,7 @@ def test_brackets_in_any_disorder_are_refused(text: str) -> None:
         ),
     ],
 )
-def test_C031_other_encodings_are_refused(body: bytes, code: str, message: str) -> None:  # noqa: N802
+def test_C031_other_encodings_are_refused(body: bytes, code: str, message: str) -> None:
     """Bytes that are not UTF-8 are named by number, never quoted."""
     error = refusal(body)
     assert error.code == code

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.http_world import World, code, policy, world
+from tests.http_world import World, code, policy, raw, world
 
 ODD_IDS = json.loads(Path(__file__).parent.joinpath("cases", "odd_ids.json").read_text())["ids"]
 ENTRANCES = {
@@ -192,6 +192,11 @@ def test_C034_an_odd_id_works_everywhere_or_is_refused_at_the_door(
     async def main() -> None:
         async with world(tmp_path) as w:
             base = "/workflow/" + segment
+            if len(base) > 60_000:  # no client sends it
+                body = b'{"playName":"t:gate"}'
+                status, refusal = await raw(w.app, "POST", f"{base}/submit".encode(), body)
+                assert (status, refusal["error"]["code"]) == (422, "RUN_ID_INVALID")
+                return
             made = await w.http.post(base + "/submit", json={"playName": "t:gate"})
             assert made.status_code in (202, 422), made.text
             if entry["want"] == "422":
@@ -232,7 +237,8 @@ def test_C034_an_encoded_slash_is_a_slash_once(tmp_path: Path) -> None:
             assert (await w.http.get("/workflow/a%2Fb/status")).json()["runId"] == "a/b"
             assert (await w.http.get("/workflow/a%252Fb/status")).status_code == 422
             assert (await w.http.get("/workflow/a/b/status")).status_code == 404
-            assert (await w.http.get("/workflow/%ff/status")).status_code == 422
+            for path in (b"/workflow/%ff/status", b"/workflow/./status", b"/workflow/../status"):
+                assert (await raw(w.app, "GET", path))[0] == 422
 
     asyncio.run(main())
 

@@ -33,12 +33,10 @@ async def process_node(folder: Path, **options: Any) -> AsyncIterator[Given]:
         yield given
 
 
-async def read_pid(marker: Path) -> int:
-    """Waits until a play has written its process id."""
-    async with asyncio.timeout(30):
-        while not (marker.exists() and marker.read_text()):
-            await asyncio.sleep(0.01)
-    return int(marker.read_text())
+async def read_pid(given: Given, marker: Path) -> int:
+    """Waits until a play has said that it left its process id, and returns it."""
+    await given.seen("r", "run.log")
+    return int(marker.read_text())  # noqa: ASYNC240 - a test may wait for a byte of its own disk
 
 
 def gone(pid: int, timeout_s: float = 20) -> bool:
@@ -198,11 +196,11 @@ def test_cancel_reaches_the_play_as_cancelled_error(tmp_path: Path) -> None:
         marker = tmp_path / "pid"
         async with process_node(tmp_path) as given:
             run = await given.ledger.submit(plays.patient, str(marker), run_id="r")
-            pid = await read_pid(marker)
+            pid = await read_pid(given, marker)
             await given.seen("r", "run.wait_started")
             await run.cancel()
             assert await given.end("r") == "cancelled"
-            assert [line["message"] for line in await given.logs("r")] == ["cleaned up"]
+            assert [line["message"] for line in await given.logs("r")] == ["marked", "cleaned up"]
             assert (await given.events("r", e.InstanceErrored))[0].error_class == "cancelled"
             assert gone(pid)
 
@@ -217,7 +215,7 @@ def test_a_play_that_blocks_is_killed_after_the_grace(tmp_path: Path) -> None:
         policy = replace(POLICY, cancel_grace_ms=200)
         async with process_node(tmp_path, policy=policy) as given:
             run = await given.ledger.submit(plays.stubborn, str(marker), run_id="r")
-            pid = await read_pid(marker)
+            pid = await read_pid(given, marker)
             await run.cancel()
             assert await given.end("r") == "cancelled"
             assert gone(pid)
@@ -232,7 +230,7 @@ def test_a_plain_play_in_a_process_is_killed_at_once(tmp_path: Path) -> None:
         marker = tmp_path / "pid"
         async with process_node(tmp_path, policy=replace(POLICY, cancel_grace_ms=60_000)) as given:
             run = await given.ledger.submit(plays.blocks, str(marker), run_id="r")
-            pid = await read_pid(marker)
+            pid = await read_pid(given, marker)
             await run.cancel()
             assert await given.end("r") == "cancelled"
             assert gone(pid)

@@ -275,7 +275,8 @@ def test_a_signal_that_does_not_fit_is_taken_and_the_next_wait_takes_the_next() 
                 said.append(error.code)
         return said
 
-    ended = drive(asks, signals={"approval": [{"approved": "perhaps"}, {"approved": 1, "by": "ada"}]})
+    said = [{"approved": "perhaps"}, {"approved": True, "by": "ada"}]
+    ended = drive(asks, signals={"approval": said})
     assert ended.result == ["SIGNAL_INVALID", "ada"]
 
 
@@ -320,3 +321,30 @@ def test_keys_of_waits_are_checked_where_they_are_given() -> None:
         await run.signal("go\u200b")
 
     assert drive(odd).code == "ID_INVALID"
+
+
+def test_a_wait_that_was_given_up_takes_no_signal_from_the_next(tmp_path: Path) -> None:
+    """`asyncio.timeout` around a wait leaves it open in the log: the next wait takes it over."""
+
+    @play(name="impatient")
+    async def impatient(run: Run) -> list[Any]:
+        said = []
+        for _ in range(2):
+            try:
+                async with asyncio.timeout(0.05):
+                    said.append(await run.signal("go"))
+            except TimeoutError:
+                said.append("given up")
+        run.log("gave up twice")
+        return [*said, await run.signal("go")]
+
+    async def main() -> None:
+        async with node(tmp_path, impatient) as given:
+            run = await given.ledger.submit(impatient, run_id="r")
+            await given.seen("r", "run.log")
+            await given.ledger.signal("r", "go", "heard")
+            assert await given.end("r") == "completed"
+            assert await run.result() == ["given up", "given up", "heard"]
+            assert len(await given.events("r", e.RunWaitStarted)) == 1
+
+    asyncio.run(main())

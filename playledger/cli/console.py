@@ -67,6 +67,7 @@ class Console:
         self.verb = verb
         self._loaded: Loaded | None = None
         self._looks: dict[str, Look] = {}
+        self._stdout = sys.stdout  # what a play prints is led elsewhere meanwhile
 
     # --- speaking -----------------------------------------------------------------------------
 
@@ -88,7 +89,7 @@ class Console:
         """Writes lines to stdout; raises PipeClosed if nobody reads them any more."""
         try:
             for line in lines:
-                sys.stdout.write(line + "\n")
+                self._stdout.write(line + "\n")
         except BrokenPipeError:
             raise PipeClosed from None
 
@@ -108,7 +109,7 @@ class Console:
     def flush(self) -> None:
         """Hands on what was written; a follower is read as it goes."""
         try:
-            sys.stdout.flush()
+            self._stdout.flush()
         except BrokenPipeError:
             raise PipeClosed from None
 
@@ -180,7 +181,7 @@ class Console:
         if which not in self._looks:
             from playledger.render import environment, look_of
 
-            stream = sys.stdout if which == "out" else sys.stderr
+            stream = self._stdout if which == "out" else sys.stderr
             self._looks[which] = look_of(
                 stream, ascii_only=self.common.ascii, environ=environment()
             )

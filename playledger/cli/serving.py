@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -76,7 +78,8 @@ def serve_plays(
                 on_ready=ready,
             )
 
-    server.run(serve())
+    with contextlib.redirect_stdout(sys.stderr):  # what a play prints is no answer
+        server.run(serve())
     return 0
 
 

@@ -199,7 +199,9 @@ def check(model: type[M], value: Json | dict[str, str], what: str) -> M:
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
+        found = error.errors(include_url=False, include_input=False)
+        # A misspelt field is missing too, under its right name: the slip is what helps.
+        first = min(found, key=lambda item: item["type"] != "extra_forbidden")
     names = [field.alias or name for name, field in model.model_fields.items()]
     place = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":

@@ -76,7 +76,7 @@ class EventStream(Response):
 
     def __init__(self, door: Door, stream: str, after: int, head: int, *, reveal: bool) -> None:
         super().__init__(
-            headers={"Cache-Control": "no-store", "As-Of-Position": str(head)},
+            headers={"As-Of-Position": str(head)},
             media_type="text/event-stream",
         )
         del self.headers["content-length"]

@@ -135,6 +135,8 @@ def check_acknowledged(events: list[Recorded[Event]], acks: Path) -> None:
                 kept.add(f"signal {run_id}/{signal_id}")
             case e.RunCancelRequested(request_id=request_id):
                 kept.add(f"cancel {run_id}/{request_id}")
+            case e.RunCompleted():
+                kept.add(f"end {run_id}")
             case _:
                 continue
     lost = set(acks.read_text().splitlines()) - kept

@@ -14,6 +14,7 @@ from queue import SimpleQueue
 import msgspec
 import pytest
 
+import replay
 from ledger.database import reading, stored_revision
 from tests.crash.checks import check_acknowledged, check_ends, check_log
 from tests.crash.driver import Job, files_of
@@ -74,6 +75,8 @@ class Crasher:
         events, beside = check_log(path), files_of(path)
         check_acknowledged(events, beside["acks"])
         check_ends(path, events, {**SCENARIOS, **MORE}[scenario].ends, beside["effects"])
+        verdict = replay.verify(path)
+        assert verdict.ok, verdict
 
     def passed(self, path: Path, scenario: str) -> dict[str, int]:
         """Runs a scenario unharmed; returns how often it passed each failpoint."""

@@ -7,6 +7,7 @@ reads, so that a crash costs milliseconds.  It has no threads and no open log wh
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import sys
 import traceback
@@ -20,7 +21,7 @@ import playledger
 from ledger import failpoint
 from ledger.query import Query, first_value
 from playledger.embed import Ledger
-from playledger.wiring import driving, look_once, open_log, plays_of, submitter_for
+from playledger.wiring import driving, look_once, open_log, plays_of
 from tests.crash.outside import driving_outside
 from tests.crash.scenarios import EFFECTS_VARIABLE, MORE, PLAYS, POLICY, SCENARIOS
 
@@ -109,6 +110,8 @@ def work(job: Job) -> None:
 def main() -> None:
     """Reads jobs, one a line, and answers each with the exit status of a process that did it."""
     read: Any = msgspec.json.Decoder(Job).decode
+    gc.collect()
+    gc.freeze()  # else the first collection of each fork copies what it shares
     for line in sys.stdin.buffer:
         pid = os.fork()
         if pid == 0:

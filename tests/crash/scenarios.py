@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any, Final, cast
 
-import orjson
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -176,9 +175,9 @@ async def timed(run: playledger.Run) -> str:
 
 
 @play
-async def endless(run: playledger.Run) -> None:
+async def endless(run: playledger.Run) -> Any:
     effect(run)
-    await run.signal("never")
+    return await run.signal("never")
 
 
 @play

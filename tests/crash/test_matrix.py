@@ -60,7 +60,7 @@ def cells(scenario: str, passed: dict[str, int]) -> list[str]:
     """Returns the failpoints to kill a scenario at.
 
     How many commands share a commit depends on the moment, so of those only the first part counts.
-    What is on the disk after a commit and before the next is the same: few of the former are enough.
+    What is on the disk after a commit and before the next is the same: few of those are enough.
     """
     chosen = []
     for name, count in passed.items():
@@ -69,7 +69,8 @@ def cells(scenario: str, passed: dict[str, int]) -> list[str]:
         if name == "before_flush":
             passes = [1]
         elif name in COMMIT:
-            passes = list(range(1, count * 6 // 10 + 1, 1 if name == "before_commit" else 3))
+            step = 4 if name == "after_commit" else 1 if count < 12 else 2
+            passes = list(range(1, count * 6 // 10 + 1, step))
         else:
             passes = [1] if count < 3 else [1, 2]
         chosen += [f"{name}:{number}" for number in passes]

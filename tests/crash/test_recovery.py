@@ -86,9 +86,9 @@ def test_S12_a_run_that_was_only_recorded_is_created_by_the_next_process(
     crasher: Crasher, log_path: Path
 ) -> None:
     """Nobody has to ask again, and no retry is spent on it."""
-    assert crasher.run(Job("outside", str(log_path), "submit_acknowledged")) == KILLED
-    assert of(check_log(log_path), e.InstanceCreateRequested) != []
-    crasher.finish(log_path, "outside")
+    assert crasher.run(Job("timers", str(log_path), "after_submit")) == KILLED
+    assert len(of(check_log(log_path), e.InstanceCreateRequested)) == 1
+    crasher.finish(log_path, "timers")
     events = check_log(log_path)
     assert [created.attempt for created in of(events, e.InstanceCreated)] == [0]
     assert of(events, e.RetryDecided) == []
@@ -98,7 +98,7 @@ def test_S12_a_run_that_was_only_recorded_is_created_by_the_next_process(
 def test_INV_30_R6_a_claim_is_followed_by_its_instance(
     crasher: Crasher, log_path: Path, place: str
 ) -> None:
-    """Killed between the decision and the create: the attempt is not burnt, the next one goes on."""
+    """Killed between decision and create: the attempt is not burnt, the next process goes on."""
     crasher.crash(log_path, "reset", place)
     events = check_log(log_path)
     claims = [claim.attempt for claim in of(events, e.RetryClaimed)]
@@ -142,9 +142,7 @@ def test_R7_a_retry_that_cannot_be_created_is_abandoned_and_the_run_fails(
     assert (abandoned.attempt, abandoned.reason, ended.code) == (1, "NO_MORE", "NO_MORE")
 
 
-def _served(
-    path: Path, monkeypatch: pytest.MonkeyPatch, **engine: Any
-) -> list[Recorded[Event]]:
+def _served(path: Path, monkeypatch: pytest.MonkeyPatch, **engine: Any) -> list[Recorded[Event]]:
     """Runs one run on the outside engine to its end, and returns the events."""
     monkeypatch.setenv(EFFECTS_VARIABLE, str(files_of(path)["effects"]))
 
@@ -169,7 +167,9 @@ def _served(
     return check_log(path)
 
 
-@pytest.mark.parametrize("place", ["after_child_submit", "before_commit:5", "before_child_terminal"])
+@pytest.mark.parametrize(
+    "place", ["after_child_submit", "before_commit:5", "before_child_terminal"]
+)
 def test_C7_a_parent_that_did_not_learn_of_its_child_finds_it_again(
     crasher: Crasher, log_path: Path, place: str
 ) -> None:
