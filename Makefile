@@ -22,7 +22,7 @@ demo: $(VENV)/.installed ## Run the weather example to its end; again, it carrie
 		--input @examples/data/seattle-weather.csv --run-id weather-demo --db demo.db
 
 serve: $(VENV)/.installed ## Serve the examples over HTTP, on the log that the demo wrote.
-	$(VENV)/bin/playledger serve examples/weather.py examples/shop.py --db demo.db
+	$(VENV)/bin/playledger serve examples/weather.py examples/shop.py --db demo.db --insecure-local
 
 test: $(VENV)/.installed ## Run the tests.
 	$(VENV)/bin/python -m pytest -q

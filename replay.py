@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
@@ -131,10 +132,15 @@ def diff(
 
 def verify(path: str | Path, progress: Progress | None = None) -> Verdict:
     """Checks bytes, read models and choices; raises LogMissing or LogLocked, finds all else."""
+    import msgspec
+
     from handlers.verify import verify as verify_log
     from ledger.database import database_path
 
-    return verify_log(database_path(path), progress)
+    begun = time.monotonic()
+    verdict = verify_log(database_path(path), progress)
+    elapsed_ms = round((time.monotonic() - begun) * 1000)
+    return msgspec.structs.replace(verdict, elapsed_ms=elapsed_ms)
 
 
 # --- the program ----------------------------------------------------------------------------------
@@ -384,8 +390,6 @@ def _progress(asked: Asked) -> Iterator[Progress | None]:
     if "--quiet" in asked or not sys.stderr.isatty():
         yield None
         return
-    import time
-
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -407,34 +411,13 @@ def _progress(asked: Asked) -> Iterator[Progress | None]:
 
 def _fail(error: Exception, arguments: list[str]) -> int:
     """Shows an error in two lines, or as one object with --json, and returns its exit code."""
-    from ledger.errors import Conflict, LogMissing, NotFound, PlayledgerError, Refused
-    from projections.describe import visible
+    from projections.tell import error_json, error_lines, exit_code
 
-    known = isinstance(error, PlayledgerError)
-    message = error.message if isinstance(error, PlayledgerError) else f"{error!r}"
-    hint = error.hint if isinstance(error, PlayledgerError) else "--traceback shows where"
     if "--json" in arguments:
-        body = {
-            "code": error.code if isinstance(error, PlayledgerError) else "INTERNAL",
-            "message": message,
-            "phase": "replay",
-            "runId": error.details.get("runId") if isinstance(error, PlayledgerError) else None,
-            "retriable": isinstance(error, PlayledgerError) and error.retriable,
-            "hint": hint or None,
-            "details": error.details if isinstance(error, PlayledgerError) else {},
-        }
-        print(_json({"error": body}), file=sys.stderr)
+        print(_json(error_json(error)), file=sys.stderr)
     else:
-        print(f"error: {visible(message)}", file=sys.stderr)
-        if hint:
-            print(f"hint: {visible(hint)}", file=sys.stderr)
-    if isinstance(error, LogMissing | Refused):
-        return 2
-    if isinstance(error, NotFound):
-        return 4
-    if isinstance(error, Conflict):
-        return 5
-    return 6 if known else 1
+        print("\n".join(error_lines(error)), file=sys.stderr)
+    return exit_code(error)
 
 
 def _help(prog: str) -> str:

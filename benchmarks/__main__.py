@@ -1,6 +1,6 @@
 """Measures what is asked for, prints a table and writes `bench.jsonl`.
 
-    python -m benchmarks [IDS...] [--quick] [--check] [--out FILE]
+python -m benchmarks [IDS...] [--quick] [--check] [--out FILE]
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import targets
+from benchmarks import reading, surviving, writing
 from benchmarks.harness import ROOT, Figure, Setting, Unmeasured, folder_for_bench, shown
 
 MEASURED: tuple[tuple[str, Callable[[Setting], list[Figure]]], ...] = (
-    ("T1", targets.appends),
-    ("T2", targets.one_caller),
-    ("T3", targets.against_eventsourcing),
-    ("T4", targets.families),
-    ("T5", targets.replays),
-    ("T6", targets.verifications),
-    ("T7", targets.statuses),
-    ("T8", targets.starts),
-    ("T20", targets.recoveries),
-    ("T21", targets.crossings),
-    ("T26", targets.shares),
+    ("T1", writing.appends),
+    ("T2", writing.one_caller),
+    ("T3", writing.against_eventsourcing),
+    ("T4", writing.families),
+    ("T5", reading.replays),
+    ("T6", reading.verifications),
+    ("T7", reading.statuses),
+    ("T8", reading.starts),
+    ("T20", surviving.recoveries),
+    ("T21", surviving.crossings),
+    ("T26", surviving.shares),
 )
 COLUMNS = ("id", "what", "value", "against", "ratio", "target", "")
 
@@ -67,7 +67,7 @@ def main() -> int:
 def _measured(
     name: str, measure: Callable[[Setting], list[Figure]], setting: Setting
 ) -> list[Figure]:
-    """Returns the figures of a target; one that could not be prepared at all is missed, and says so."""
+    """Returns the figures of a target; one that could not be prepared is missed, and says so."""
     try:
         return measure(setting)
     except (Unmeasured, AssertionError, OSError) as error:
@@ -87,7 +87,9 @@ def _measured(
 def _arguments() -> argparse.Namespace:
     names = [name for name, _ in MEASURED]
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("ids", nargs="*", metavar="ID", help=f"of {', '.join(names)}; all by default")
+    parser.add_argument(
+        "ids", nargs="*", metavar="ID", help=f"of {', '.join(names)}; all by default"
+    )
     parser.add_argument("--quick", action="store_true", help="little work: does it all run?")
     parser.add_argument("--check", action="store_true", help="exit 1 if a target is missed")
     parser.add_argument("--rounds", type=int, help="how often each side has its turn")
@@ -125,7 +127,9 @@ def _print_table(figures: list[Figure]) -> None:
         )
     widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
     for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        print(
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        )
 
 
 if __name__ == "__main__":

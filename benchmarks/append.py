@@ -180,8 +180,8 @@ async def record(callers: int, runs: int, folder: Path) -> Sample:
     prepare(empty, SCHEMA, scope=DEFAULT_SCOPE, clock=system_clock)
     shutil.copy(empty, folder / "recorded.db")
     log = await open_log(folder / "recorded.db")
-    recorder = Recorder(log.writer._connection)
-    log.writer._connection = recorder  # type: ignore[assignment]
+    recorder = Recorder(log.writer._connection)  # noqa: SLF001 - to stand before it
+    log.writer._connection = recorder  # type: ignore[assignment]  # noqa: SLF001
     await drive(log, callers, runs)
     await log.close()
     with (folder / "statements").open("wb") as file:
@@ -198,7 +198,7 @@ async def ours(callers: int, runs: int, folder: Path) -> Sample:
     return {"rate": len(waits) / took, **latencies(waits)}
 
 
-def raw(callers: int, runs: int, folder: Path) -> Sample:
+def raw(callers: int, folder: Path) -> Sample:
     """Measures the same statements through `sqlite3`, with the writer's pragmas."""
     path = _from_empty(folder, "raw")
     with (folder / "statements").open("rb") as file:
@@ -209,7 +209,9 @@ def raw(callers: int, runs: int, folder: Path) -> Sample:
     connection.execute("pragma temp_store=memory")
     connection.execute("pragma cache_size=-65536")
     heads = [_head(transaction) for transaction in transactions]
-    start = next(i for i, head in enumerate(heads) if head >= WARM_UP_RUNS * callers * EVENTS_PER_RUN)
+    start = next(
+        i for i, head in enumerate(heads) if head >= WARM_UP_RUNS * callers * EVENTS_PER_RUN
+    )
     waits = []
     begun = time.perf_counter()
     for number, transaction in enumerate(transactions):
@@ -253,7 +255,7 @@ def main() -> None:
         case "ours":
             answer(asyncio.run(ours(callers, runs, Path(folder))))
         case "raw":
-            answer(raw(callers, runs, Path(folder)))
+            answer(raw(callers, Path(folder)))
         case _:
             raise SystemExit(f"no such side: {side}")
 

@@ -1,6 +1,6 @@
 """T4: a parent and its one child, both doing nothing, from submit to completed.
 
-    python -m benchmarks.family ours CALLERS RUNS FOLDER
+python -m benchmarks.family ours CALLERS RUNS FOLDER
 """
 
 from __future__ import annotations

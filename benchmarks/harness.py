@@ -24,10 +24,14 @@ ROOT = Path(__file__).parent.parent
 CHILD_S = 600.0
 
 Sample = dict[str, Any]
+ENVIRONMENT = {
+    name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"
+}
+"""Of the children: an installed program is not compiled again at each start."""
 
 
 class Setting(Struct, frozen=True):
-    """How much is measured: `scale` shrinks the work, `rounds` is how often each side has its turn."""
+    """How much is measured: `scale` shrinks the work, in so many rounds each side has its turn."""
 
     scale: float
     rounds: int
@@ -39,7 +43,7 @@ class Setting(Struct, frozen=True):
 
 
 class Figure(Struct, frozen=True, kw_only=True):
-    """One line of `bench.jsonl`; a figure that could not be taken has no value and has not passed."""
+    """One line of `bench.jsonl`; one that could not be taken has no value and has not passed."""
 
     id: str
     what: str
@@ -68,7 +72,7 @@ class Figure(Struct, frozen=True, kw_only=True):
         )
 
 
-class Unmeasured(Exception):  # noqa: N818 - what happened: a side could not be measured here
+class Unmeasured(Exception):
     """A side could not be measured on this machine; its figures say so."""
 
 
@@ -92,6 +96,7 @@ def start_child(module: str, *arguments: object) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", f"benchmarks.{module}", *map(str, arguments)],
         cwd=ROOT,
+        env=ENVIRONMENT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -199,6 +204,11 @@ def fresh(folder: Path) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     return folder
+
+
+def why(failed: dict[str, str], *sides: str) -> str:
+    """Says why a figure, or what it is compared with, was not taken."""
+    return "; ".join(failed[side] for side in (sides or tuple(failed)) if side in failed)
 
 
 def versus(value: float | None, other: str, unit: str) -> str:

@@ -1,8 +1,8 @@
 """DBOS on its default SQLite file, doing what ours does.
 
-    python -m benchmarks.peer_dbos family CALLERS RUNS FOLDER
-    python -m benchmarks.peer_dbos park    RUNS FOLDER     says READY, then waits to be killed
-    python -m benchmarks.peer_dbos recover RUNS FOLDER     carries on with what `park` left
+python -m benchmarks.peer_dbos family CALLERS RUNS FOLDER
+python -m benchmarks.peer_dbos park    RUNS FOLDER     says READY, then waits to be killed
+python -m benchmarks.peer_dbos recover RUNS FOLDER     carries on with what `park` left
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks.harness import Sample, answer, fresh, latencies
 from dbos import DBOS, DBOSConfig
+
+from benchmarks.harness import Sample, answer, fresh, latencies
 
 WARM_UP_PER_CALLER = 2
 FINISHED: dict[int, float] = {}

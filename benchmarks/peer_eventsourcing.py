@@ -1,7 +1,7 @@
 """The `eventsourcing` library on a SQLite file, at its defaults (WAL, `synchronous=FULL`).
 
-    python -m benchmarks.peer_eventsourcing save   RUNS   FOLDER   one save for each event
-    python -m benchmarks.peer_eventsourcing replay EVENTS FOLDER   one aggregate, again and again
+python -m benchmarks.peer_eventsourcing save   RUNS   FOLDER   one save for each event
+python -m benchmarks.peer_eventsourcing replay EVENTS FOLDER   one aggregate, again and again
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import time
 from pathlib import Path
 from uuid import UUID
 
-from benchmarks.harness import Sample, answer, fresh, latencies
 from eventsourcing.application import Application
 from eventsourcing.domain import Aggregate, event
+
+from benchmarks.harness import Sample, answer, fresh, latencies
 
 REPLAYS = 5
 DETAIL = '{"name":"customer","n":1}' * 8
@@ -38,14 +39,17 @@ class Journey(Aggregate):
 
     @event("CreateRequested")
     def request_create(self, instance: str, attempt: int) -> None:
+        self.instance = instance
         self.attempt = attempt
 
     @event("Created")
     def create(self, instance: str, host: str) -> None:
+        self.instance = instance
         self.host = host
 
     @event("Started")
     def start(self, instance: str) -> None:
+        self.instance = instance
         self.status = "running"
 
     @event("Progressed")
@@ -54,11 +58,13 @@ class Journey(Aggregate):
 
     @event("InstanceCompleted")
     def complete_instance(self, instance: str, result: str) -> None:
+        self.instance = instance
         self.result = result
 
     @event("Completed")
     def complete(self, result: str) -> None:
         self.status = "completed"
+        self.result = result
 
 
 def application(folder: Path) -> Application[UUID]:

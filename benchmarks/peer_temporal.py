@@ -17,11 +17,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from benchmarks.harness import Sample, Unmeasured, answer, fresh, latencies
 from temporalio import workflow
 from temporalio.client import Client, WorkflowHistory
 from temporalio.service import RPCError
 from temporalio.worker import Replayer, UnsandboxedWorkflowRunner, Worker
+
+from benchmarks.harness import Sample, Unmeasured, answer, fresh, latencies
 
 QUEUE = "bench"
 WARM_UP_PER_CALLER = 1
@@ -54,8 +55,7 @@ async def server(folder: Path) -> AsyncIterator[Client]:
     command += ["--db-filename", str(fresh(folder) / "temporal.db")]
     for pragma in ("journal_mode=wal", "synchronous=2"):
         command += ["--sqlite-pragma", pragma]
-    with (folder / "server.out").open("w") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
+    process = _start(command, folder / "server.out")
     try:
         yield await _connect(port, process)
     finally:
@@ -64,6 +64,11 @@ async def server(folder: Path) -> AsyncIterator[Client]:
             process.wait(15)
         except subprocess.TimeoutExpired:
             process.kill()
+
+
+def _start(command: list[str], out: Path) -> subprocess.Popen[bytes]:
+    with out.open("w") as file:
+        return subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
 
 
 async def _connect(port: int, process: subprocess.Popen[bytes]) -> Client:

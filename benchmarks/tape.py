@@ -1,11 +1,11 @@
 """T5 and T6: reading a long log back into run states, and deciding all of it again.
 
-    python -m benchmarks.tape build  RUNS FILE     a log by the real rules, 8 events a run
-    python -m benchmarks.tape states FILE          replay.states
-    python -m benchmarks.tape loads  FILE          read and orjson.loads, nothing else
-    python -m benchmarks.tape verify FILE          replay.verify, all of it
-    python -m benchmarks.tape fold   FILE K N      says READY, waits for GO: the K-th of N parts
-    python -m benchmarks.tape choose FILE K N      the same, making every choice again
+python -m benchmarks.tape build  RUNS FILE     a log by the real rules, 8 events a run
+python -m benchmarks.tape states FILE          replay.states
+python -m benchmarks.tape loads  FILE          read and orjson.loads, nothing else
+python -m benchmarks.tape verify FILE          replay.verify, all of it
+python -m benchmarks.tape fold   FILE K N      says READY, waits for GO: the K-th of N parts
+python -m benchmarks.tape choose FILE K N      the same, making every choice again
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from pathlib import Path
 
 import orjson
 
+import handlers.verify  # noqa: F401 - what `replay` imports when first asked is no part of a figure
 import replay
 from benchmarks.append import COMMANDS_PER_RUN, drive
-from benchmarks.harness import Sample, answer, fresh, start_child, tell, expect
+from benchmarks.harness import Sample, answer, expect, fresh, start_child, tell
 from handlers.rechoose import Rechooser
 from ledger.codec import decode
 from ledger.database import reading
@@ -39,7 +40,7 @@ async def build(runs: int, path: Path) -> Sample:
     """Writes a log through the writer; it need not survive a crash, so nothing is synced."""
     fresh(path.parent)
     log = await open_log(path)
-    log.writer._connection.execute("pragma synchronous=off")
+    log.writer._connection.execute("pragma synchronous=off")  # noqa: SLF001
     took, waits = await drive(log, min(BUILD_CALLERS, runs), runs)
     position = await log.position()
     await log.close()
@@ -77,7 +78,9 @@ def verify(path: Path) -> Sample:
 def fold(path: Path, part: int, parts: int) -> int:
     """Folds the streams of one part into their states."""
     found: dict[str, RunState] = {}
-    for count, leaf in enumerate(_leaves(path, part, parts), 1):
+    count = 0
+    for leaf in _leaves(path, part, parts):
+        count += 1
         recorded = decode(leaf)
         stream = recorded.subject
         if stream != "system":
@@ -89,7 +92,9 @@ def choose(path: Path, part: int, parts: int) -> int:
     """Hashes the leaves of one part, and makes its choices again."""
     found: dict[str, RunState] = {}
     rechooser = Rechooser()
-    for count, leaf in enumerate(_leaves(path, part, parts), 1):
+    count = 0
+    for leaf in _leaves(path, part, parts):
+        count += 1
         leaf_hash(leaf)
         recorded = decode(leaf)
         stream = recorded.subject

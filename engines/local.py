@@ -46,6 +46,7 @@ from projections.state import Run as RunRow
 
 T = TypeVar("T")
 MAX_INSTANCES: Final = 64
+LOOK_S: Final = 0.05
 QUIET_ROUNDS: Final = 25
 """How often the loop goes round before a play that only waits is taken to do nothing else."""
 
@@ -353,9 +354,14 @@ class LocalEngine:
         return True
 
     async def _shut_down(self, grace_s: float) -> bool:
-        lives = [i.life for i in self._instances.values() if i.life is not None]
-        if lives:
-            await asyncio.wait(lives, timeout=grace_s)
+        until = self.loop.time() + grace_s
+        while lives := [i.life for i in self._instances.values() if i.life is not None]:
+            left_s = until - self.loop.time()
+            if left_s <= 0 or await self._quiet():
+                break  # who only waits for facts loses nothing by waiting elsewhere
+            await asyncio.wait(
+                lives, timeout=min(left_s, LOOK_S), return_when=asyncio.FIRST_COMPLETED
+            )
         left = [i for i in self._instances.values() if i.life is not None]
         for instance in left:
             instance.give_up()

@@ -116,7 +116,10 @@ def tell(error: BaseException | None, code: str) -> Told:
         message = str(error)
     except Exception as broken:  # noqa: BLE001 - an error that cannot say what it is
         message = f"its text cannot be read: {type(broken).__name__}"
-    lines = "".join(traceback.format_exception(error)).splitlines()[-STACK_LINES:]
+    try:
+        lines = "".join(traceback.format_exception(error)).splitlines()[-STACK_LINES:]
+    except Exception as broken:  # noqa: BLE001 - Python 3.11 parses source for it, and may fail
+        lines = [f"its stack cannot be read: {type(broken).__name__}"]
     return Told(
         message=sanitise(message, ERROR_CHARS),
         type=type(error).__name__,

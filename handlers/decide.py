@@ -82,9 +82,9 @@ def decide(command: Command, state: RunState | None, at: int) -> Decision:
             return _fenced(command, state, instance_id, "progress") or _bounded(fact, state)
         case e.InstanceCreateFailed():
             instance = state.instances.get(fact.attempt)
-            if instance is None or instance.created or instance.ended:
+            if instance is None or instance.created:
                 return _unknown(command, fact.instance_id)
-            return (fact,)
+            return (fact,)  # of an instance that has ended too: it settles the intent
         case e.InstanceErrored(instance_id=instance_id):
             return _fenced(command, state, instance_id, "errored") or (fact,)
         case e.InstanceLost():
@@ -241,12 +241,17 @@ def _fenced(
 
 def _created(fact: e.InstanceCreated, state: RunState, at: int) -> Decision:
     instance = state.instances.get(fact.attempt)
-    if instance is None or instance.created or instance.ended:
+    if (
+        instance is None
+        or instance.created
+        or instance.phase == "failed"
+        or (instance.ended and fact.host is not None)
+    ):
         return Rejected(
             Conflict(f"instance {quote(fact.instance_id)} is not waiting to be created")
         )
     if fact.host is None:
-        return (fact,)
+        return (fact,)  # even behind its end: an engine elsewhere may tell it in any order
     if state.run.terminal:
         return Rejected(run_terminal(state, "starts no instance"))
     return (fact, _started_with(fact, instance, at))

@@ -255,6 +255,8 @@ class EffectLoop:
             await work()
         except Unavailable as error:
             log.warning("the log cannot be used now", code=error.code, error=error.message)
+        except Exception:  # the looks go on whatever one of them met (INV-88)
+            log.exception("a look at the log failed")
 
     # --- doing ------------------------------------------------------------------------------------
 
@@ -263,9 +265,10 @@ class EffectLoop:
         try:
             again = await self._act(row)
         except Unavailable as error:
-            # Nothing can be recorded, not even that it failed: the row stays as it is.
+            # Nothing can be recorded, not even that it failed: the row stays as it is.  What no
+            # repeat can help (an event that cannot be read) is parked like any error.
             log.warning("intent waits for the log", kind=row.kind, error=error.message)
-            again = RETRY_S
+            again = RETRY_S if error.retriable else await self._failed(row, error)
         except PlayledgerError as error:
             again = await self._failed(row, error)
         except Exception as error:
@@ -370,7 +373,8 @@ class EffectLoop:
 
 
 def _patched(row: OutboxRow, patch: Patch) -> OutboxRow:
-    due_at, tries, parked = cast("tuple[int, int, int]", patch.values)
+    values = patch.over((row.due_at, row.tries, row.parked))
+    due_at, tries, parked = cast("tuple[int, int, int]", values)
     return OutboxRow(
         row.intent_id,
         row.position,

@@ -82,6 +82,9 @@ def execute(transaction: Transaction[State], command: Command) -> Answer:
     if isinstance(command.fact, e.RunSubmitted):
         if state is not None:
             return _resubmitted(transaction, command, command.fact, state)
+        recorded = transaction.find(fact_id(command, command.fact)) if command.cause else None
+        if recorded is not None:  # the parent's intent has its one outcome: it was given up
+            return Answer(recorded, None, (), recorded.position, replayed=True)
     else:
         recorded = transaction.find(_first_id(transaction, command))
         if recorded is not None and _stands(command, recorded):

@@ -20,7 +20,7 @@ CANCEL_WINDOW: Final = 32
 """How many children are asked to end at a time; their answers bring the next ones."""
 
 TRIES_MAX: Final = 10
-"""How many failed tries of an effect park it."""
+"""How many failed tries of an effect park it, and how many more once it was resumed."""
 
 INTEGRATION_EVENT: Final = "integration_event"
 Choices = tuple[RunEvent, ...]
@@ -65,7 +65,7 @@ def react(state: RunState, recorded: Recorded[Event]) -> Choices:
         case e.ChildCancelDelivered():
             return cancel_children(state, "parent_" + state.run.status)
         case e.EffectFailed():
-            if event.error_class == "transient" and event.try_number < TRIES_MAX:
+            if event.error_class == "transient" and event.try_number % TRIES_MAX:
                 return ()
             return (e.EffectParked(intent_id=event.intent_id, tries=event.try_number),)
         case (
@@ -230,7 +230,7 @@ def _react_to_timer(state: RunState, event: e.TimerFired) -> Choices:
             return () if state.run.terminal else (cancelled(state, None),)
         case "timeout":
             for instance in state.instances.values():
-                if instance.timer_intent == event.armed_by and instance.live:
+                if instance.timer_intent == event.armed_by and not instance.ended:
                     return _terminate(instance, "timeout")
             return ()
         case _:

@@ -48,6 +48,8 @@ def react_to_end(state: RunState, recorded: Recorded[Event]) -> Choices:
         case e.InstanceCreateFailed():
             if event.attempt != state.run.attempt:
                 return ()
+            if state.instances[event.attempt].phase not in ("requested", "failed"):
+                return ()  # it ran and ended all the same, and that was followed
             if event.kind == "transient" and _in_window(state, event.attempt, recorded.at):
                 return ()
             if state.run.cancel is not None:

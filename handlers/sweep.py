@@ -8,6 +8,9 @@ second.
 from __future__ import annotations
 
 import asyncio
+from typing import Final
+
+import structlog
 
 from handlers.commands import Command
 from handlers.node import Watch
@@ -22,8 +25,11 @@ from handlers.outbox import (
 )
 from handlers.port import RunLog
 from ledger import events as e
+from ledger.errors import PlayledgerError
 from ledger.failpoint import failpoint
 from ledger.ids import run_stream
+
+logger: Final = structlog.get_logger("handlers.sweep")
 
 
 async def sweep(log: RunLog, watch: Watch, own: str | None) -> int:
@@ -52,7 +58,7 @@ async def sweep(log: RunLog, watch: Watch, own: str | None) -> int:
 
 async def _end_instances(log: RunLog, host: str, actor: str) -> int:
     lost = await log.reader.ask(instances_of_query(host))
-    await asyncio.gather(
+    answers = await asyncio.gather(
         *(
             log.transact(
                 Command(
@@ -67,9 +73,14 @@ async def _end_instances(log: RunLog, host: str, actor: str) -> int:
                 )
             )
             for run_id, attempt, instance_id in lost
-        )
+        ),
+        return_exceptions=True,
     )
-    return len(lost)
+    # One run that cannot be told keeps nobody else waiting (INV-88): it is found again next time.
+    failures = [answer for answer in answers if isinstance(answer, BaseException)]
+    for failure in failures:
+        logger.warning("a lost instance could not be recorded", host=host, error=str(failure))
+    return len(lost) - len(failures)
 
 
 async def _settle_asked(log: RunLog, host: str, actor: str) -> None:
@@ -79,13 +90,16 @@ async def _settle_asked(log: RunLog, host: str, actor: str) -> None:
         if recorded is None or not isinstance(recorded.data, e.InstanceTerminateRequested):
             continue
         asked = recorded.data
-        await log.transact(
-            Command(
-                stream=recorded.subject,
-                fact=e.InstanceTerminated(
-                    instance_id=asked.instance_id, attempt=asked.attempt, found=False
-                ),
-                actor=actor,
-                cause=recorded.id,
+        try:
+            await log.transact(
+                Command(
+                    stream=recorded.subject,
+                    fact=e.InstanceTerminated(
+                        instance_id=asked.instance_id, attempt=asked.attempt, found=False
+                    ),
+                    actor=actor,
+                    cause=recorded.id,
+                )
             )
-        )
+        except PlayledgerError as error:
+            logger.warning("an end could not be recorded", stream=row.stream, error=error.message)

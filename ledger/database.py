@@ -11,13 +11,13 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from urllib.parse import quote as percent
 
+import aiosqlite
 from sqlalchemy import Engine, MetaData, create_engine, event, make_url
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import ArgumentError
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 from sqlalchemy.schema import CreateIndex, CreateTable
 
@@ -38,6 +38,11 @@ from ledger.tables import GUARDS
 BUSY_MS: Final = 5000
 CHECKPOINT_PAGES: Final = 10_000
 STATEMENTS: Final = 1024  # one for each table and number of rows up to a chunk (ledger/rows.py)
+READER_PRAGMAS: Final = (
+    f"pragma busy_timeout={BUSY_MS}",
+    "pragma query_only=on",
+    "pragma cache_size=-16384",
+)
 _MAGIC: Final = b"SQLite format 3\x00"
 
 
@@ -88,11 +93,17 @@ def reader_engine(path: Path) -> Engine:
     return engine
 
 
-def async_reader_engine(path: Path) -> AsyncEngine:
-    """Returns the engine for reads from a coroutine (aiosqlite); it cannot write either."""
-    engine = create_async_engine(_url(path, _read_mode(path), "+aiosqlite"), pool_size=4)
-    event.listen(engine.sync_engine, "connect", _configure_reader)
-    return engine
+async def async_reader(path: Path) -> aiosqlite.Connection:
+    """Returns a connection for reads from coroutines; the caller closes it.
+
+    Without SQLAlchemy's asyncio side, which brings its whole ORM and greenlets along: a held
+    connection needs no pool, and a command line no half second of imports.
+    """
+    uri = f"file:{percent(str(path))}?mode={_read_mode(path)}"
+    connection = await aiosqlite.connect(uri, uri=True, isolation_level=None)
+    for pragma in READER_PRAGMAS:
+        await connection.execute_fetchall(pragma)
+    return connection
 
 
 def driver_connection(engine: Engine) -> sqlite3.Connection:
@@ -230,12 +241,9 @@ def explain(error: BaseException, path: Path) -> PlayledgerError:
     return Unavailable(f"{path}: {error}", code="LOG_IO", hint="playledger db fsck; check the disk")
 
 
-def _configure_reader(connection: Any, _record: object) -> None:
-    cursor = connection.cursor()
-    cursor.execute(f"pragma busy_timeout={BUSY_MS}")
-    cursor.execute("pragma query_only=on")
-    cursor.execute("pragma cache_size=-16384")
-    cursor.close()
+def _configure_reader(connection: sqlite3.Connection, _record: object) -> None:
+    for pragma in READER_PRAGMAS:
+        connection.execute(pragma)
 
 
 def _read_mode(path: Path) -> str:
@@ -246,9 +254,9 @@ def _read_mode(path: Path) -> str:
     return "ro" if os.access(path.parent, os.W_OK) else "ro&immutable=1"
 
 
-def _url(path: Path, mode: str, driver: str = "") -> URL:
+def _url(path: Path, mode: str) -> URL:
     query = {"uri": "true", **dict(part.split("=") for part in f"mode={mode}".split("&"))}
-    return URL.create(f"sqlite{driver}", database="file:" + percent(str(path)), query=query)
+    return URL.create("sqlite", database="file:" + percent(str(path)), query=query)
 
 
 def _free_bytes(path: Path) -> int:

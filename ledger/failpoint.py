@@ -1,7 +1,8 @@
 """Failpoints: named places at which a crash test kills this process, as a power cut would.
 
 `PLAYLEDGER_FAILPOINT="name"` or `"name:n"` kills at the n-th time that place is passed, with
-SIGKILL: no handler, no flush, no goodbye.  Without the variable a place costs one check of a global.
+SIGKILL: no handler, no flush, no goodbye.  Without the variable a place costs one look at a
+global.
 """
 
 from __future__ import annotations

@@ -20,7 +20,6 @@ from sqlalchemy import MetaData
 
 from ledger.codec import Recorded, decode
 from ledger.database import (
-    async_reader_engine,
     check_file,
     check_revision,
     create_schema,
@@ -72,8 +71,7 @@ class Log(Generic[C, S, A]):
     def __init__(self, path: Path, writer: Writer[C, S, A] | None) -> None:
         self.path = path
         self._writer = writer
-        self._engine = async_reader_engine(path)
-        self.reader = Reader(path, self._engine)
+        self.reader = Reader(path)
         self.vault = Vault(self.reader, self.run_job)
         self._feeds: dict[asyncio.AbstractEventLoop, Feed] = {}
 
@@ -141,7 +139,7 @@ class Log(Generic[C, S, A]):
 
     async def new_reader(self) -> Reader:
         """Opens another connection for long reads, so that hot ones do not wait behind them."""
-        return await Reader(self.path, self._engine).open()
+        return await Reader(self.path).open()
 
     async def read(
         self, after: int = 0, *, stream: str | None = None, limit: int = PAGE
@@ -189,7 +187,6 @@ class Log(Generic[C, S, A]):
         if self._writer is not None:
             await asyncio.get_running_loop().run_in_executor(None, self._writer.close)
         await self.reader.close()
-        await self._engine.dispose()
 
 
 READ_ONLY_POLL_S = 0.02

@@ -13,9 +13,8 @@ from typing import Any, Generic, TypeVar
 
 import aiosqlite
 from msgspec import Struct
-from sqlalchemy.ext.asyncio import AsyncEngine
 
-from ledger.database import explain
+from ledger.database import async_reader, explain
 from ledger.rows import Value
 
 T = TypeVar("T")
@@ -43,19 +42,16 @@ def first_value(rows: Rows) -> Any:
 class Reader:
     """A held connection that reads from coroutines; it sees every commit made before the call."""
 
-    def __init__(self, path: Path, engine: AsyncEngine) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._engine = engine
         self._connection: aiosqlite.Connection | None = None
 
     async def open(self) -> Reader:
         """Takes the connection."""
         try:
-            pooled = await self._engine.raw_connection()
+            self._connection = await async_reader(self._path)
         except sqlite3.Error as error:
             raise explain(error, self._path) from error
-        self._connection = pooled.driver_connection
-        pooled.detach()  # held until `close`, which the pool cannot do from outside a greenlet
         return self
 
     async def ask(self, query: Query[T]) -> T:

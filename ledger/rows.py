@@ -16,7 +16,7 @@ from typing import Final
 
 import orjson
 from msgspec import Struct
-from sqlalchemy import BindParameter, Table, bindparam, delete, update
+from sqlalchemy import BindParameter, Table, bindparam, delete, func, update
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.sql import ClauseElement
@@ -27,9 +27,18 @@ Row = tuple[Value, ...]
 
 
 class Patch(Struct, frozen=True, gc=False):
-    """Changes some columns of a row that may be gone already; then it does nothing."""
+    """Changes some columns of a row that may be gone already; then it does nothing.
+
+    None leaves a column as it is.
+    """
 
     values: Row
+
+    def over(self, before: Sequence[Value]) -> Row:
+        """Returns the columns it changes as they are behind it."""
+        return tuple(
+            was if now is None else now for was, now in zip(before, self.values, strict=True)
+        )
 
 
 class RowChange(Struct, frozen=True, gc=False):
@@ -75,7 +84,7 @@ def table_writes(table: Table, patched: tuple[str, ...] = ()) -> TableWrites:
         patching = compiled(
             update(table)
             .where(*(column == _any(column.name) for column in keys))
-            .values({name: _any("new_" + name) for name in patched})
+            .values({n: func.coalesce(_any("new_" + n), table.c[n]) for n in patched})
         )
     names = [column.name for column in table.columns]
     return TableWrites(
@@ -105,6 +114,8 @@ class RowBuffer:
                     continue
                 if isinstance(before, tuple):
                     row = self._merged(change.table, before, row)
+                else:
+                    row = Patch(row.over(before.values))
             rows[change.key] = row
 
     def flush(self, connection: sqlite3.Connection) -> None:
@@ -128,7 +139,9 @@ class RowBuffer:
 
     def _merged(self, table: str, before: Row, patch: Patch) -> Row:
         values = list(before)
-        for place, value in zip(self._tables[table].patched, patch.values, strict=True):
+        places = self._tables[table].patched
+        now = patch.over([before[place] for place in places])
+        for place, value in zip(places, now, strict=True):
             values[place] = value
         return tuple(values)
 
@@ -141,7 +154,7 @@ def write_rows(connection: sqlite3.Connection, sql: str, rows: Sequence[Row]) ->
 
 
 def delete_rows(connection: sqlite3.Connection, sql: str, keys: Sequence[Key]) -> None:
-    """Runs a `DELETE ... WHERE key = ?` for many keys, in one statement if the key is one column."""
+    """Runs a `DELETE ... WHERE key = ?` for many keys, in one statement for a one-column key."""
     if not keys:
         return
     if len(keys[0]) > 1:

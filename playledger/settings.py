@@ -17,7 +17,6 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
-from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
@@ -238,40 +237,6 @@ def load(
     return Loaded(values, {key: origin for key, (origin, _) in found.items()}, file)
 
 
-def read_tokens(settings: Settings) -> dict[str, str]:
-    """Returns the SHA-256 (hex) of each control token, by name; raises SettingInvalid.
-
-    `tokens_file` has a line `NAME SHA256` for each token, `#` begins a comment, so it holds no
-    secret: printf %s "$TOKEN" | sha256sum.  `token_file` holds one token itself.
-    """
-    found: dict[str, str] = {}
-    if settings.tokens_file is not None:
-        path = Path(settings.tokens_file)
-        for number, line in enumerate(_read(path, "tokens_file").splitlines(), 1):
-            parts = line.split("#", 1)[0].split()
-            if not parts:
-                continue
-            if len(parts) != 2 or not re.fullmatch(r"[0-9a-f]{64}", parts[1]):
-                raise SettingInvalid(
-                    f"{path}:{number} is not a name and the SHA-256 of a token",
-                    hint="""NAME HASH, the hash by: printf %s "$TOKEN" | sha256sum""",
-                )
-            if parts[0] in found:
-                raise SettingInvalid(
-                    f"{path}:{number} names {quote(parts[0])} a second time", hint="keep one"
-                )
-            found[parts[0]] = parts[1]
-    if settings.token_file is not None:
-        token = _read(Path(settings.token_file), "token_file").strip()
-        if len(token) < 16:
-            raise SettingInvalid(
-                f"{settings.token_file} holds {len(token)} characters, a token has at least 16",
-                hint=f"openssl rand -hex 32 > {settings.token_file}",
-            )
-        found["token_file"] = sha256(token.encode()).hexdigest()
-    return found
-
-
 def show(value: Any) -> str:
     """Returns a setting's value as it would be written."""
     if value is None:
@@ -298,7 +263,7 @@ def _nearest(folder: Path) -> Path | None:
 
 
 def _from_file(path: Path, known: tuple[str, ...], *, given: bool) -> dict[str, tuple[str, Any]]:
-    text = _read(path, "--config" if given else "settings")
+    text = read_text(path, "--config" if given else "settings")
     try:
         table: Any = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -422,7 +387,8 @@ def _line_of(text: str, head: str, key: str) -> int | None:
     return None
 
 
-def _read(path: Path, what: str) -> str:
+def read_text(path: Path, what: str) -> str:
+    """Returns the text of a file that a setting names; raises SettingInvalid."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -331,7 +331,7 @@ def _outbox(rows: dict[str, OutboxRow], intent_id: Any, row: Any) -> None:
     elif isinstance(row, Patch):
         found = rows.get(intent_id)
         if found is not None:
-            due_at, tries, parked = row.values
+            due_at, tries, parked = row.over((found.due_at, found.tries, found.parked))
             rows[intent_id] = msgspec.structs.replace(
                 found, due_at=due_at, tries=tries, parked=parked
             )

@@ -115,7 +115,8 @@ def project_parts(
                 RowChange("outbox", (event.intent_id,), Patch((recorded.at, event.tries, 1)))
             )
         case e.EffectResumed():
-            changes.append(RowChange("outbox", (event.intent_id,), Patch((recorded.at, 0, 0))))
+            # The tries stay: their number is the key of the next failed one (CONTRACTS A.4).
+            changes.append(RowChange("outbox", (event.intent_id,), Patch((recorded.at, None, 0))))
         case e.InstanceOutputFenced() | e.RetryDecided() | e.RetryClaimed() | e.RetryStarted():
             pass
         case e.RetryDenied() | e.RetryAbandoned() | e.RunCancelRefused() | e.RunProgress():

@@ -12,10 +12,10 @@ from msgspec import Struct
 
 from ledger.canonical import Json
 from ledger.codec import format_time
-from ledger.errors import NotFound
+from ledger.errors import Conflict, LogMissing, NotFound, PlayledgerError, Refused
 from ledger.events import Seal
 from ledger.ids import instance_id
-from projections.describe import Reveal, describe_seal, plain, sealed
+from projections.describe import Reveal, describe_seal, plain, sealed, visible
 from projections.history import Change, Line, Snapshot
 from projections.load import OutboxRow
 from projections.waiting import waiting_on, waiting_text
@@ -171,6 +171,45 @@ def changes_json(run_id: str, first: int, last: int, changes: Sequence[Change]) 
         ],
         "asOfPosition": last,
     }
+
+
+def error_lines(error: Exception) -> list[str]:
+    """Returns an error as people read it: what happened, and what to do (UX section 4)."""
+    if not isinstance(error, PlayledgerError):
+        return [f"error: {visible(repr(error))}", "hint: --traceback shows where"]
+    hint = [f"hint: {visible(error.hint)}"] if error.hint else []
+    return [f"error: {visible(error.message)}", *hint]
+
+
+def error_json(error: Exception) -> dict[str, Any]:
+    """Returns an error as one object."""
+    known = error if isinstance(error, PlayledgerError) else PlayledgerError(repr(error))
+    return {
+        "error": {
+            "code": known.code,
+            "message": known.message,
+            "phase": "replay",
+            "runId": known.details.get("runId"),
+            "retriable": known.retriable,
+            "hint": known.hint or None,
+            "details": known.details,
+        }
+    }
+
+
+def exit_code(error: Exception) -> int:
+    """Returns the exit code of an error (UX section 4); 1 is a fault of ours."""
+    match error:
+        case LogMissing() | Refused():
+            return 2
+        case NotFound():
+            return 4
+        case Conflict():
+            return 5
+        case PlayledgerError():
+            return 6
+        case _:
+            return 1
 
 
 def _children(found: Snapshot) -> str:

@@ -99,7 +99,7 @@ def call_in_terminal(
 
     reader = Thread(target=read)
     reader.start()
-    with pytest.MonkeyPatch.context() as patch, open(line, "w", encoding=encoding) as stream:
+    with pytest.MonkeyPatch.context() as patch, os.fdopen(line, "w", encoding=encoding) as stream:
         for name in os.environ.keys() - environment().keys():
             patch.delenv(name)
         for name, value in {"TERM": "xterm-256color", "COLUMNS": "80", **more}.items():

@@ -10,9 +10,10 @@ from pathlib import Path
 import orjson
 import pytest
 
+from ledger.checker import Finding
 from ledger.errors import LogDamaged, LogMissing
 from ledger.export import read_export
-from ledger.fsck import Finding, fsck
+from ledger.fsck import fsck
 from ledger.tables import GUARDS
 from tests.bless import LOGS, record_reset
 

@@ -280,3 +280,36 @@ def test_a_stream_that_the_fold_refuses_stops_alone(log: Path) -> None:
     assert len(found.corrupt) == 1
     assert "attempt 7 was never requested" in found.corrupt[0]
     assert [row[0] for row in tables(log)["runs"]] == ["open", "reset-once", "reset-thrice"]
+
+
+def test_checks_beside_appends_give_no_false_alarm(log: Path) -> None:
+    """The end of the log and the rows it led to are read in one snapshot."""
+
+    async def main() -> None:
+        await submit(log, "open")
+        writer = await open_log(log)
+        stop = asyncio.Event()
+
+        async def append() -> int:
+            n = 0
+            while not stop.is_set():
+                n += 1
+                fact = e.SignalReceived(signal_id=f"s{n}", signal="go", event_type="go", data=SEAL)
+                await writer.transact(
+                    Command(stream=run_stream("open"), fact=fact, actor="cli/local")
+                )
+            return n
+
+        appending = asyncio.create_task(append())
+        try:
+            for _ in range(5):
+                assert (await asyncio.to_thread(replay.verify, log)).ok
+                assert (await asyncio.to_thread(verify, log)).differences == ()
+                await asyncio.to_thread(rebuild, log)
+        finally:
+            stop.set()
+            assert await appending > 0
+            await writer.close()
+
+    asyncio.run(main())
+    assert replay.verify(log).ok

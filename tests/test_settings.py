@@ -13,10 +13,10 @@ from playledger.settings import (
     SettingInvalid,
     Settings,
     load,
-    read_tokens,
     show,
     show_duration,
 )
+from playledger.tokens import read_tokens
 
 
 @pytest.fixture(autouse=True)

@@ -10,10 +10,11 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, Final
 
+from ledger.checker import Finding
 from ledger.database import check_file, database_path, reading
 from ledger.errors import Refused, RunNotFound
 from ledger.export import export, write_export
-from ledger.fsck import Finding, fsck
+from ledger.fsck import fsck
 from ledger.log import prepare, system_clock
 from ledger.transaction import read_head
 from playledger.cli.console import FAILED, Console, PipeClosed, shell_word

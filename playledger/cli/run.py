@@ -195,14 +195,11 @@ async def _drive(console: Console, ledger: Ledger, plays: Plays, run_id: str) ->
 
 async def _settle(console: Console, ledger: Ledger, run: Run) -> None:
     """Waits for the children that the end of their parent cancels; others are left, and named."""
-    grace = run.policy.cancel_grace_ms / 1000 + SETTLE_S
-    until = time.monotonic() + (grace if run.status != "completed" else SETTLE_S)
+    until = time.monotonic() + run.policy.cancel_grace_ms / 1000 + SETTLE_S
     while True:
         left = await ledger.log.reader.ask(_unfinished_query(run.run_id))
-        asked = [name for name, cancelling in left if cancelling]
-        if not left or (not asked and time.monotonic() > until - grace):
-            break
-        if time.monotonic() > until:
+        asked = any(cancelling for _, cancelling in left)
+        if not asked or time.monotonic() > until:
             break
         await asyncio.sleep(0.02)
     if left:

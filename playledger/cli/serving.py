@@ -20,7 +20,8 @@ from playledger.http.app import http_app
 from playledger.http.auth import is_loopback
 from playledger.http.door import HttpOptions
 from playledger.render import count_of, length, visible
-from playledger.settings import Settings, read_tokens
+from playledger.settings import Settings
+from playledger.tokens import read_tokens
 from playledger.version import VERSION
 from playledger.wiring import start_driver
 

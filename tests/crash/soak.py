@@ -67,6 +67,7 @@ class Soak:
         self._random = random.Random(seed)
         self._while_starting = 0
         self._verified = 0
+        self._begun = 0
         self._environment = {
             **os.environ,
             EFFECTS_VARIABLE: str(files_of(self.path)["effects"]),
@@ -99,6 +100,7 @@ class Soak:
         return self._check(runs, time.monotonic() - began)
 
     def _serve(self) -> subprocess.Popen[bytes]:
+        self._begun = self._nodes()
         said = files_of(self.path)["errors"].open("ab")
         with said:
             command = "from playledger.cli import main; raise SystemExit(main())"
@@ -137,10 +139,9 @@ class Soak:
                 return 0
         return int(count)
 
-    def _await_ready(self, server: subprocess.Popen[bytes], before: int | None = None) -> None:
-        known = self._nodes() if before is None else before
+    def _await_ready(self, server: subprocess.Popen[bytes]) -> None:
         until = time.monotonic() + 60
-        while self._nodes() <= known:
+        while self._nodes() <= self._begun:
             assert server.poll() is None, f"serve ended with {server.returncode}"
             assert time.monotonic() < until, "serve did not begin"
             time.sleep(0.02)
