@@ -129,11 +129,11 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
         connection.close()
 
 
-def check_file(path: Path) -> None:
-    """Raises LogMissing unless `path` is a database file."""
+def first_bytes(path: Path) -> bytes:
+    """Returns how a log's file begins, or says plainly why it cannot be read."""
     try:
         with path.open("rb") as file:
-            start = file.read(len(_MAGIC))
+            return file.read(len(_MAGIC))
     except FileNotFoundError:
         raise LogMissing(
             f"{path} does not exist, and reading creates nothing",
@@ -145,6 +145,11 @@ def check_file(path: Path) -> None:
         raise LogReadOnly(
             f"{path} cannot be read: {error.strerror}", hint="check its permissions"
         ) from error
+
+
+def check_file(path: Path) -> None:
+    """Raises LogMissing unless `path` is a database file."""
+    start = first_bytes(path)
     if start != _MAGIC:
         what = (
             f'it starts with {start[:3].hex()}, not "SQLite format 3"' if start else "it is empty"

@@ -16,33 +16,18 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from ledger.codec import LEAF_BYTES_MAX
-from ledger.database import check_file, reading
-from ledger.errors import LogDamaged, LogMissing, LogReadOnly, RunNotFound
+from ledger.database import check_file, first_bytes, reading
+from ledger.errors import LogDamaged, RunNotFound
 from ledger.ids import quote, run_stream
 from ledger.transaction import read_head
 
 PAGE: Final = 2000
 _IN_MAX: Final = 500
-_SQLITE: Final = b"SQLite format 3\x00"
 
 
 def is_database(path: Path) -> bool:
     """Says whether a log is a database or an export; raises LogMissing if it is neither."""
-    try:
-        with path.open("rb") as file:
-            start = file.read(len(_SQLITE))
-    except FileNotFoundError:
-        raise LogMissing(
-            f"{path} does not exist, and reading creates nothing",
-            hint=f"check the path, or make one: playledger db create {path}",
-        ) from None
-    except IsADirectoryError:
-        raise LogMissing(f"{path} is a folder, not a log", hint="check the path") from None
-    except OSError as error:
-        raise LogReadOnly(
-            f"{path} cannot be read: {error.strerror}", hint="check its permissions"
-        ) from error
-    if start.startswith(b"{"):
+    if first_bytes(path).startswith(b"{"):
         return False
     check_file(path)
     return True
