@@ -29,19 +29,30 @@ def recoveries(setting: Setting) -> list[Figure]:
             "DBOS": lambda: kill_and_recover("peer_dbos", runs, setting.folder / "crash-dbos"),
         },
     )
-    value = median(sides["ours"], "seconds")
+    value, opened = median(sides["ours"], "seconds"), median(sides["ours"], "from_start")
+    against = versus(median(sides["DBOS"], "seconds"), "DBOS on SQLite, from its launch", "s")
+    as_launched = [{"from_start": sample["seconds"]} for sample in sides["DBOS"]]
     return [
         Figure(
             id="T20",
-            what=f"{runs:,} runs in flight, kill -9, ready to all completed",
+            what=f"{runs:,} runs in flight, kill -9, from ready to all completed",
             value=value,
             unit="s",
-            against=versus(median(sides["DBOS"], "seconds"), "DBOS on SQLite", "s"),
+            against=against,
             ratio=ratios(sides["ours"], sides["DBOS"], "seconds"),
             target="<= 2 s",
             passed=at_most(value, 2),
             note=why(failed),
-        )
+        ),
+        Figure(
+            id="T20",
+            what="the same, from before the file is opened",
+            value=opened,
+            unit="s",
+            against=against,
+            ratio=ratios(sides["ours"], as_launched, "from_start"),
+            note=why(failed),
+        ),
     ]
 
 

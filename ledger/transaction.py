@@ -7,19 +7,20 @@ not at all, so a refused one leaves no trace in state, head or rows (CONTRACTS A
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Generic, TypeVar
 
 import orjson
 from msgspec import Struct
 
 from ledger.codec import Recorded, decode, encode, format_time, wire_name
-from ledger.errors import LogDamaged
+from ledger.errors import LogDamaged, PlayledgerError
 from ledger.events import SCHEMA_VERSIONS, Event
 from ledger.merkle import CompactRange, leaf_hash
 from ledger.rows import RowBuffer, RowChange, TableWrites, write_rows
 
 S = TypeVar("S")
+_NONE: Final[Mapping[str, PlayledgerError]] = {}
 
 
 class Head(Struct, frozen=True):
@@ -112,6 +113,7 @@ class Transaction(Generic[S]):
         tables: dict[str, TableWrites],
         cache: dict[str, S],
         names: Names,
+        unreadable: Mapping[str, PlayledgerError] = _NONE,
     ) -> None:
         self.connection = connection
         self.at = at
@@ -128,6 +130,7 @@ class Transaction(Generic[S]):
         self._head = head
         self._cache = cache
         self._names = names
+        self._unreadable = unreadable
         self._ids: dict[str, Recorded[Event]] = {}
         self._absent: set[str] = set()
         self._absent_streams: frozenset[str] = frozenset()
@@ -167,7 +170,13 @@ class Transaction(Generic[S]):
         return stream in self._absent_streams and stream not in self.states
 
     def state(self, stream: str) -> S | None:
-        """Returns the stream's state if the batch or the cache holds it."""
+        """Returns the stream's state if the batch or the cache holds it.
+
+        Raises for a stream that this release cannot read on: nothing is decided on what it means.
+        """
+        if stream in self._unreadable:
+            error = self._unreadable[stream]
+            raise type(error)(error.message, code=error.code, hint=error.hint)
         found = self.states.get(stream)
         return self._cache.get(stream) if found is None else found
 

@@ -24,7 +24,9 @@ import structlog
 from msgspec import Struct
 from sqlalchemy import Engine
 
-from ledger.codec import Recorded, decode
+from ledger.catchup import read_foreign
+from ledger.checkpoint import Checkpointer
+from ledger.codec import Recorded
 from ledger.database import driver_connection, explain
 from ledger.errors import Overloaded, PlayledgerError, Unavailable
 from ledger.events import Event
@@ -40,7 +42,6 @@ A = TypeVar("A")
 QUEUE_MAX: Final = 4096
 BATCH_MAX: Final = 512
 POLL_S: Final = 0.005
-CHECKPOINT_S: Final = 0.1
 CACHE_MAX: Final = 20_000
 
 Clock = Callable[[], int]
@@ -106,19 +107,15 @@ class Writer(Generic[C, S, A]):
         self._lock = WriteLock(path)
         self._connection = driver_connection(engine)
         self._cache: dict[str, S] = {}
+        self._unreadable: dict[str, PlayledgerError] = {}
         self._names = Names()
         self._listeners: list[tuple[asyncio.AbstractEventLoop, Listener]] = []
         self._known = read_head(self._connection)
         self._data_version = self._read_data_version()
         self._closed = False
-        self._wrote = threading.Event()
-        self._pause = threading.Event()
+        self._checkpointer = Checkpointer(engine)
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
-        self._checkpointer = threading.Thread(
-            target=self._checkpoint, name="checkpointer", daemon=True
-        )
         self._thread.start()
-        self._checkpointer.start()
 
     @property
     def position(self) -> int:
@@ -162,15 +159,14 @@ class Writer(Generic[C, S, A]):
         self._closed = True
         self._queue.put(None)
         self._thread.join()
-        self._pause.set()
-        self._wrote.set()
-        self._checkpointer.join()
+        self._refuse_left()
+        self._checkpointer.close()
         self._connection.close()
         self._lock.close()
 
     def _offer(self, *, command: C | None = None, job: Job | None = None) -> asyncio.Future[Any]:
         if self._closed:
-            raise Unavailable("the log is closed", code="LOG_CLOSED", hint="open it again")
+            raise _closed()
         waiting = self._queue.qsize()
         if waiting >= self._queue_max:
             raise Overloaded(
@@ -179,7 +175,16 @@ class Writer(Generic[C, S, A]):
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         self._queue.put(_Item(loop=loop, future=future, command=command, job=job))
+        if not self._thread.is_alive():
+            self._refuse_left()
         return future
+
+    def _refuse_left(self) -> None:
+        """Answers what was put into the queue while another thread closed the log."""
+        while not self._queue.empty():
+            item = self._queue.get()
+            if item is not None:
+                self._fail([item], _closed())
 
     # --- the thread -------------------------------------------------------------------------------
 
@@ -210,8 +215,8 @@ class Writer(Generic[C, S, A]):
         try:
             seen = self._read_data_version()
             if seen != self._data_version:
-                self._data_version = seen
                 committed = self._catch_up(read_head(self._connection))
+                self._data_version = seen
                 if committed is not None:
                     self._deliver([], [committed])
         except (sqlite3.Error, PlayledgerError) as error:
@@ -232,7 +237,13 @@ class Writer(Generic[C, S, A]):
                 committed.append(foreign)
             at = max(head.recorded_at, self._clock())
             transaction = Transaction(
-                self._connection, head, at, self._tables, self._cache, self._names
+                self._connection,
+                head,
+                at,
+                self._tables,
+                self._cache,
+                self._names,
+                self._unreadable,
             )
             self._look_ahead(transaction, [i.command for i in batch if i.job is None])
             for item in batch:
@@ -257,7 +268,7 @@ class Writer(Generic[C, S, A]):
                 self._deliver([], committed)
                 return
         self._lock.release()
-        self._wrote.set()
+        self._checkpointer.notice()
         self._known = new_head
         self._update_cache(transaction)
         if transaction.events or any(transaction.rows.rows.values()):
@@ -289,17 +300,12 @@ class Writer(Generic[C, S, A]):
         known = self._known.position
         if head.position == known:
             return None
+        foreign = read_foreign(self._connection, known, head.position)
         self._known = head
-        events: list[Recorded[Event]] = []
-        cursor = self._connection.execute(
-            "select leaf from events where position > ? and position <= ? order by position",
-            (known, head.position),
-        )
-        for (leaf,) in cursor:
-            recorded = decode(leaf)
-            self._cache.pop(recorded.subject, None)
-            events.append(recorded)
-        return Committed(events)
+        for stream in foreign.streams:
+            self._cache.pop(stream, None)
+        self._unreadable.update(foreign.unreadable)
+        return Committed(foreign.events)
 
     def _update_cache(self, transaction: Transaction[S]) -> None:
         cache = self._cache
@@ -316,8 +322,9 @@ class Writer(Generic[C, S, A]):
         self._roll_back()
         self._lock.release()
         try:
+            fresh = driver_connection(self._engine)
             self._connection.close()
-            self._connection = driver_connection(self._engine)
+            self._connection = fresh
             self._data_version = self._read_data_version()
             if not transaction.events:
                 return read_head(self._connection).position >= head.position
@@ -364,21 +371,6 @@ class Writer(Generic[C, S, A]):
             except RuntimeError:  # the loop is closed: nobody waits there any more
                 continue
 
-    def _checkpoint(self) -> None:
-        """Copies the WAL back beside the writer, so that no commit has to stall for all of it."""
-        connection = driver_connection(self._engine)
-        try:
-            while not self._closed:
-                self._wrote.wait()
-                self._wrote.clear()
-                self._pause.wait(CHECKPOINT_S)
-                try:
-                    connection.execute("pragma wal_checkpoint(passive)").fetchall()
-                except sqlite3.Error as error:
-                    log.warning("checkpoint failed", error=str(error))
-        finally:
-            connection.close()
-
 
 def _wake(
     answers: Sequence[_Item], listeners: Sequence[Listener], committed: Sequence[Committed]
@@ -393,6 +385,10 @@ def _wake(
             item.future.set_exception(item.error)
         else:
             item.future.set_result(item.answer)
+
+
+def _closed() -> Unavailable:
+    return Unavailable("the log is closed", code="LOG_CLOSED", hint="open it again")
 
 
 def _is_ours(error: BaseException) -> bool:

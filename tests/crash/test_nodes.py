@@ -128,7 +128,7 @@ def test_a_node_that_stands_still_is_dead_after_the_limit_and_a_single_look_does
 async def held(run: playledger.Run) -> str:
     """Ends when the test lets its first attempt go."""
     if run.attempt == 0:
-        await asyncio.to_thread(GATE.wait)
+        await asyncio.to_thread(GATE.wait, 15)
     return f"attempt {run.attempt}"
 
 
@@ -241,7 +241,7 @@ def test_a_command_that_leaves_is_noticed_by_a_running_node(
 @playledger.play(retries=1)
 async def pausing(run: playledger.Run) -> None:
     """Leaves an open wait behind, and a next attempt that is far away."""
-    wait = asyncio.create_task(run.signal("go", timeout=timedelta(milliseconds=150)))
+    wait = asyncio.create_task(run.signal("go", timeout=timedelta(milliseconds=500)))
     await asyncio.sleep(0.03)
     wait.cancel()
     raise playledger.Retry(after=timedelta(hours=1))
@@ -253,12 +253,16 @@ def test_a_timer_that_another_process_made_pointless_is_let_go(log_path: Path) -
     async def main() -> None:
         log, plays = await open_log(log_path), plays_of([pausing])
         ledger = Ledger(log, plays, policy=POLICY)
-        async with asyncio.timeout(20), driving(log, plays, ledger.submitter) as driver:
+        async with (
+            asyncio.timeout(20),
+            playledger.open(log_path) as other,
+            driving(log, plays, ledger.submitter) as driver,
+        ):
             await ledger.submit(pausing, run_id="r")
             async for _ in _first(ledger, e.RetryClaimed):
                 pass
-            async with playledger.open(log_path) as other:
-                await other.cancel("r")
+            await other.cancel("r")
+            assert "timer" in {row.kind for row in driver.loop._held.values()}
             while "timer" in {row.kind for row in driver.loop._held.values()}:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
             view = await ledger.status("r")

@@ -28,7 +28,7 @@ async def sleeper(run: playledger.Run) -> None:
 @playledger.play
 async def asks_late(run: playledger.Run) -> object:
     """Asks for its child when the test lets it."""
-    await asyncio.to_thread(TOLD.wait)
+    await asyncio.to_thread(TOLD.wait, 15)
     answer: object = await run.child("tests.crash.test_terminals:sleeper", key="c")
     return answer
 
