@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -26,9 +25,6 @@ from playledger.version import VERSION
 from playledger.wiring import start_driver
 
 NAMED: Final = 3
-# Young objects are many and short-lived; what start-up made never goes.  Else a full collection
-# stops the server for 100 to 200 ms (NUMBERS).
-GC_THRESHOLDS: Final = (50_000, 20, 50)
 
 
 def serve_plays(
@@ -66,7 +62,7 @@ def serve_plays(
 
             def ready(port: int) -> None:
                 took = round((time.monotonic() - began) * 1000)
-                _settle_memory()
+                server.settle_memory()
                 _say_ready(console, settings, plays, tokens, unfinished, position, port, took)
 
             await server.serve(
@@ -99,12 +95,6 @@ def _check_door(settings: Settings, tokens: Mapping[str, str], *, insecure_local
             code="TOKENS_NOT_SET",
             hint="set PLAYLEDGER_TOKENS_FILE, or --insecure-local on 127.0.0.1",
         )
-
-
-def _settle_memory() -> None:
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*GC_THRESHOLDS)
 
 
 def _say_ready(
