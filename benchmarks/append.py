@@ -33,6 +33,7 @@ from ledger.database import CHECKPOINT_PAGES
 from ledger.ids import event_id, instance_id, run_stream
 from ledger.log import prepare, system_clock
 from ledger.seal import request_digest, seal
+from playledger.server import run, settle_memory
 from playledger.wiring import DEFAULT_SCOPE, SCHEMA, open_log
 
 HOST = "n-bench"
@@ -169,6 +170,7 @@ async def drive(log: RunLog, callers: int, runs: int) -> tuple[float, list[float
     share = max(1, runs // callers)
     await asyncio.gather(*(caller(n, WARM_UP_RUNS, 0) for n in range(callers)))
     waits.clear()
+    settle_memory()
     begun = time.perf_counter()
     await asyncio.gather(*(caller(n, share, WARM_UP_RUNS) for n in range(callers)))
     return time.perf_counter() - begun, waits
@@ -253,7 +255,7 @@ def main() -> None:
         case "record":
             answer(asyncio.run(record(callers, runs, Path(folder))))
         case "ours":
-            answer(asyncio.run(ours(callers, runs, Path(folder))))
+            answer(run(ours(callers, runs, Path(folder))))  # on the loop that `serve` runs on
         case "raw":
             answer(raw(callers, Path(folder)))
         case _:
