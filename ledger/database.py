@@ -130,7 +130,14 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def first_bytes(path: Path) -> bytes:
-    """Returns how a log's file begins, or says plainly why it cannot be read."""
+    """Returns how a log's file begins, or says plainly why it cannot be read.
+
+    A database is looked at through SQLite alone.  Closing any other descriptor of it would free
+    every lock that this process holds on it (POSIX), and the next process that leaves would take
+    the log for unused and remove the WAL under us.
+    """
+    if _is_sqlite(path):
+        return _MAGIC
     try:
         with path.open("rb") as file:
             return file.read(len(_MAGIC))
@@ -145,6 +152,21 @@ def first_bytes(path: Path) -> bytes:
         raise LogReadOnly(
             f"{path} cannot be read: {error.strerror}", hint="check its permissions"
         ) from error
+
+
+def _is_sqlite(path: Path) -> bool:
+    """Asks SQLite whether a file is one of its own, without a lock and without files beside it."""
+    if not path.is_file() or not path.stat().st_size or not os.access(path, os.R_OK):
+        return False
+    connection = sqlite3.connect(f"file:{percent(str(path))}?immutable=1&mode=ro", uri=True)
+    try:
+        connection.execute("pragma schema_version").fetchone()
+    except sqlite3.Error as error:
+        name: str = getattr(error, "sqlite_errorname", "") or ""
+        return not name.startswith(("SQLITE_NOTADB", "SQLITE_CANTOPEN"))
+    finally:
+        connection.close()
+    return True
 
 
 def check_file(path: Path) -> None:

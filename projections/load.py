@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from immutables import Map
-from msgspec import Struct
+from msgspec import DecodeError, Struct
 from msgspec.json import Decoder
 
+from ledger.errors import LogDamaged
+from ledger.ids import quote
 from ledger.query import Query, Rows
 from projections.state import Child, Instance, Run, RunState, Signal, Wait
 
@@ -34,15 +36,23 @@ def load(connection: sqlite3.Connection, run_id: str) -> RunState | None:
         sql = f"select state from {table} where run_id = ?{where}"
         return connection.execute(sql, (run_id,)).fetchall()
 
-    run = RUN.decode(row[0])
-    instances = (INSTANCE.decode(text) for (text,) in rows("instances"))
-    children = (CHILD.decode(text) for (text,) in rows("children")) if run.children.total else ()
-    signals = (
-        (SIGNAL.decode(text) for (text,) in rows("signals", " and taken_by is null"))
-        if run.signals
-        else ()
-    )
-    waits = (WAIT.decode(text) for (text,) in rows("waits", " and outcome is null"))
+    try:
+        run = RUN.decode(row[0])
+        instances = [INSTANCE.decode(text) for (text,) in rows("instances")]
+        children = (
+            [CHILD.decode(text) for (text,) in rows("children")] if run.children.total else []
+        )
+        signals = (
+            [SIGNAL.decode(text) for (text,) in rows("signals", " and taken_by is null")]
+            if run.signals
+            else []
+        )
+        waits = [WAIT.decode(text) for (text,) in rows("waits", " and outcome is null")]
+    except DecodeError as error:
+        raise LogDamaged(
+            f"the rows of run {quote(run_id)} cannot be read: {error}",
+            hint="playledger projections rebuild makes them again from the log",
+        ) from error
     return RunState(
         run=run,
         instances=Map((instance.attempt, instance) for instance in instances),

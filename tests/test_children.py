@@ -219,12 +219,17 @@ def test_C005_children_end_with_a_failed_parent_but_for_the_abandoned(tmp_path: 
         kept = run.child(waits, 1, key="kept", on_parent_end="abandon")
         ended = run.child(waits, 2, key="ended")
         await asyncio.gather(kept.id(), ended.id())
+        await run.signal("fail")
         raise ValueError("enough")
 
     async def main() -> None:
         async with node(tmp_path, top, waits) as given:
-            assert await given.run(top, run_id="r") == "failed"
+            await given.ledger.submit(top, run_id="r")
             name = _name(given, "waits")
+            for key in ("kept", "ended"):
+                await given.seen(child_run_id(name, "r", key), "run.wait_started")
+            await given.ledger.signal("r", "fail")
+            assert await given.end("r") == "failed"
             assert await given.end(child_run_id(name, "r", "ended")) == "cancelled"
             kept = child_run_id(name, "r", "kept")
             assert not (await given.ledger.status(kept)).run.terminal

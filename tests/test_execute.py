@@ -425,8 +425,8 @@ def test_values_are_kept_with_the_fact_that_carries_them_and_not_with_a_refusal(
 # --- cold and warm --------------------------------------------------------------------------------
 
 
-def test_a_cold_process_answers_as_a_warm_one(tmp_path: Path) -> None:
-    """From the rows of the run, with no history read (INV-24: the cache changes nothing)."""
+def test_INV_24_a_cold_process_answers_as_a_warm_one(tmp_path: Path) -> None:
+    """From the rows of the run, with no history read: the cache changes nothing."""
 
     async def main() -> None:
         facts: list[Any] = [created(), wait(), signal(), child(), errored("platform_reset")]

@@ -17,7 +17,9 @@ from msgspec.structs import replace
 from handlers.commands import Command, Reporter
 from handlers.outbox import Scope, release, take, unleased_query
 from ledger import events as e
+from ledger.database import check_file, reading
 from ledger.errors import Conflict, RunTerminal, StaleAttempt
+from ledger.export import is_database
 from ledger.ids import run_stream
 from playledger.embed import Ledger
 from playledger.wiring import plays_of
@@ -81,12 +83,6 @@ class Workers:
         return [json.loads(out) for out, _ in said]
 
 
-async def until(log_reader: list[int], count: int) -> None:
-    async with asyncio.timeout(60):
-        while len(log_reader) < count:
-            await asyncio.sleep(0.01)
-
-
 # --- one order ------------------------------------------------------------------------------------
 
 
@@ -99,34 +95,27 @@ def test_C017_C020_every_reader_gets_every_event_once_in_one_order(tmp_path: Pat
         async with AsyncExitStack() as stack:
             one = await stack.enter_async_context(world(tmp_path))
             other = await stack.enter_async_context(world(tmp_path, read_only=True))
-            seen: list[list[int]] = [[], [], []]
 
-            async def follow(given: World, out: list[int]) -> None:
+            async def follow(given: World) -> list[int]:
+                out: list[int] = []
                 async for recorded in given.log.events(follow=True):
                     out.append(recorded.position)
+                    if recorded.position == total:
+                        break
+                return out
 
-            async def poll(given: World, out: list[int]) -> None:
-                after = 0
-                while True:
-                    for recorded in await given.log.read(after, limit=7):
-                        after = recorded.position
-                        out.append(after)
-                    await asyncio.sleep(0)
+            async def poll(given: World) -> list[int]:
+                out = [0]
+                while out[-1] < total:
+                    out += [r.position for r in await given.log.read(out[-1], limit=7)]
+                return out[1:]
 
             workers = Workers(one.log.path, [("append", f"w{n}", each) for n in range(writers)])
-            readers = [
-                asyncio.ensure_future(follow(one, seen[0])),
-                asyncio.ensure_future(follow(other, seen[1])),
-                asyncio.ensure_future(poll(one, seen[2])),
-            ]
+            readers = asyncio.gather(follow(one), follow(other), poll(one))
             workers.go()
             assert await workers.answers() == [each] * writers
-            for positions in seen:
-                await until(positions, total)
-            for reader in readers:
-                reader.cancel()
-            await asyncio.gather(*readers, return_exceptions=True)
-            assert seen == [list(range(1, total + 1))] * 3
+            async with asyncio.timeout(60):
+                assert list(await readers) == [list(range(1, total + 1))] * 3
 
     asyncio.run(main())
     events = leaves(tmp_path / "t.db")
@@ -154,6 +143,36 @@ def test_a_commit_of_another_process_is_noticed_at_once(tmp_path: Path) -> None:
             assert time.time() - committed_at < 1.0
 
     asyncio.run(main())
+
+
+def test_a_look_at_the_file_never_lets_go_of_its_locks(tmp_path: Path) -> None:
+    """Closing any descriptor of a file frees all locks of this process on it (POSIX).
+
+    Another process would then take the log for unused when it leaves, and remove the WAL under us:
+    what is committed behind that is lost.
+    """
+
+    async def main() -> None:
+        async with world(tmp_path) as given:
+            await given.tell(submitted())
+            check_file(given.log.path)
+            assert is_database(given.log.path)
+            with reading(given.log.path):
+                pass
+            async with world(tmp_path, read_only=True), world(tmp_path):
+                pass
+            assert verify(given.log.path).ok
+            for n in range(3):
+                workers = Workers(given.log.path, [("append", f"w{n}", 5)])
+                workers.go()
+                await workers.answers()
+                await given.tell(signal(n))
+                assert await given.log.position() == 4 + (n + 1) * 9
+                assert len(await given.log.read(0)) == 4 + (n + 1) * 9
+
+    asyncio.run(main())
+    assert verify(tmp_path / "t.db").ok
+    assert len(leaves(tmp_path / "t.db")) == 4 + 27
 
 
 # --- one winner -----------------------------------------------------------------------------------
