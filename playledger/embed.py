@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import orjson
 
@@ -32,10 +32,7 @@ from ledger.codec import Recorded
 from ledger.database import database_path
 from ledger.errors import (
     PlayNotFound,
-    RunCancelled,
-    RunFailed,
     RunNotFound,
-    RunTerminal,
     Unavailable,
     WrongExpectedVersion,
 )
@@ -44,6 +41,7 @@ from ledger.ids import check_key, quote, run_stream, slug
 from ledger.log import system_clock
 from ledger.seal import Sealed, seal
 from ledger.writer import Clock
+from playledger.handle import RunHandle
 from playledger.wiring import driving, look_once, open_log, plays_of, submitter_for
 from projections.load import (
     OutboxRow,
@@ -365,49 +363,6 @@ class Ledger:
         return item.name
 
 
-class RunHandle(Generic[T]):
-    """One run; `position` is that of its submit, to read one's own write by."""
-
-    def __init__(
-        self, ledger: Ledger, run_id: str, position: int = 0, answer: Answer | None = None
-    ) -> None:
-        self._ledger = ledger
-        self.id = run_id
-        self.position = position
-        self.answer = answer
-
-    async def result(self, timeout: timedelta | None = None) -> T:
-        """Returns the run's result; raises RunFailed, RunCancelled or TimeoutError."""
-        run = await self._ledger.wait_for_end(self.id, timeout)
-        if run.status == "failed":
-            raise RunFailed(
-                f"{run.run_id} failed: {run.code}",
-                hint=f"playledger why {run.run_id}",
-                runId=run.run_id,
-                errorClass=run.error_class,
-                runCode=run.code,
-            )
-        if run.status == "cancelled":
-            raise RunCancelled(f"{run.run_id} was cancelled", runId=run.run_id)
-        return cast("T", await self._ledger.reveal(run.result))
-
-    async def status(self, *, min_position: int | None = None) -> RunView:
-        """Returns the run as it is."""
-        return await self._ledger.status(self.id, min_position=min_position)
-
-    async def signal(self, key: str, data: Any = None) -> Answer:
-        """Sends the run a signal."""
-        return await self._ledger.signal(self.id, key, data)
-
-    async def cancel(self, reason: str = "") -> Answer:
-        """Asks the run to end."""
-        return await self._ledger.cancel(self.id, reason)
-
-    def events(self, *, follow: bool = False) -> AsyncIterator[Recorded[Event]]:
-        """Yields the run's events."""
-        return self._ledger.events(stream=run_stream(self.id), follow=follow)
-
-
 def new_run_id(play_name: str, now_ms: int) -> str:
     """Returns a run id nobody gave: the play and 16 characters that order by time.
 
@@ -428,4 +383,4 @@ async def _read_file(path: Path) -> StagedFile:
     return StagedFile(name=path.name, content=content)
 
 
-__all__ = ["Ledger", "RunHandle", "RunTerminal", "open"]
+__all__ = ["Ledger", "RunHandle", "open"]

@@ -460,4 +460,3 @@ class Ticks:
 
     def __call__(self) -> int:
         return self.now
-

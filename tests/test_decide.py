@@ -93,7 +93,12 @@ def test_a_local_create_is_its_start() -> None:
 
 def test_the_start_gap_begins_when_a_paused_retry_is_due() -> None:
     """A pause that was asked for is no delay."""
-    given = [submitted(play_retries=1), created(), errored("play_retry", again_in=500), loaded()]
+    given: list[Fact] = [
+        submitted(play_retries=1),
+        created(),
+        errored("play_retry", again_in=500),
+        loaded(),
+    ]
     story = Story(*given)
     decision = decide(story.command(Later(507, created(1))), story.state, story.at)
     assert isinstance(decision, tuple)
@@ -117,7 +122,7 @@ def test_a_local_create_of_an_ended_run_starts_nothing() -> None:
 
 def test_a_create_elsewhere_is_recorded_even_after_the_end() -> None:
     """It exists: it has to be known before it can be asked to end."""
-    given = [submitted(), cancel()]
+    given: list[Fact] = [submitted(), cancel()]
     check_decision(given=given, when=created(host=None), then=[created(host=None)])
 
 
@@ -126,7 +131,7 @@ def test_a_create_that_is_reported_behind_the_end_of_its_instance_settles_the_in
     end: RunEvent,
 ) -> None:
     """An engine elsewhere may be that quick; without the outcome its row would stay for ever."""
-    given = [submitted(), started(), end]
+    given: list[Fact] = [submitted(), started(), end]
     check_decision(given=given, when=created(host=None), then=[created(host=None)])
 
 

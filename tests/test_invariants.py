@@ -39,6 +39,7 @@ from ledger.writer import Committed
 from playledger import Run, play
 from projections.rebuild import rebuild
 from replay import verify
+from tests import http_world
 from tests.given import (
     DAY,
     HOST,
@@ -281,7 +282,7 @@ def test_INV_20_a_live_run_knows_its_instance_however_long_it_runs(tmp_path: Pat
 
 
 def test_INV_21_state_that_cannot_be_read_is_503_and_nothing_is_assumed(tmp_path: Path) -> None:
-    """The rows of one run are damaged: its callers are told so, others go on, a rebuild mends it."""
+    """Rows of one run are damaged: its callers are told, others go on, a rebuild mends it."""
 
     async def main() -> None:
         async with world(tmp_path) as given:
@@ -308,7 +309,7 @@ def test_INV_21_state_that_cannot_be_read_is_503_and_nothing_is_assumed(tmp_path
 
 INLINE, BLOB = 10**6, 5
 FLIP = "update vault_values set disclosure = 'A' || substr(disclosure, 2)"
-FLIP_BLOB = "update blobs set content = x'00' || substr(content, 2)"
+FLIP_BLOB = "update blobs set content = cast(x'00' || substr(content, 2) as blob)"
 CUT_BLOB = "update blobs set content = substr(content, 1, length(content) - 1)"
 MUTATIONS = [
     pytest.param(INLINE, FLIP, "HASH_MISMATCH", id="flipped byte"),
@@ -441,6 +442,36 @@ def test_INV_56_every_run_belongs_to_the_family_of_its_root(tmp_path: Path) -> N
         assert lineages["branch"].child_key == "branch"
         assert lineages["leaf"].root_run_id == "root"
         assert lineages["leaf"].parent_run_id != "root"
+
+    asyncio.run(main())
+
+
+# --- doors ---------------------------------------------------------------------------------------
+
+
+def test_INV_12_the_path_alone_names_the_run(tmp_path: Path) -> None:
+    """A body that names one too is refused, equal or not, and nothing is stored."""
+
+    async def main() -> None:
+        async with http_world.world(tmp_path) as w:
+            before = await w.ledger.log.position()
+            for body in ("r1", "other"):
+                answer = await w.submit("r1", runId=body)
+                assert answer.status_code == 400
+            assert await w.ledger.log.position() == before
+            assert (await w.submit("r1")).status_code in (200, 201, 202)
+
+    asyncio.run(main())
+
+
+def test_INV_87_health_changes_nothing(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with http_world.world(tmp_path) as w:
+            before = (await w.ledger.log.position(), w.ledger.log.writer.recorded_at)
+            for _ in range(3):
+                assert (await w.http.get("/health")).status_code == 200
+                assert (await w.http.get("/ready")).status_code == 200
+            assert (await w.ledger.log.position(), w.ledger.log.writer.recorded_at) == before
 
     asyncio.run(main())
 

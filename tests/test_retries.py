@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
@@ -232,7 +234,8 @@ def test_INV_26_C007_attempts_never_exceed_the_limit_of_their_budget(
     name: str, fact: e.ErrorClass, limit: int
 ) -> None:
     """Exactly limit + 1 attempts, then one failure that names its cause."""
-    story = Story(submitted(**{name: limit}), created())
+    limits: dict[str, Any] = {name: limit}
+    story = Story(submitted(**limits), created())
     for attempt in range(limit + 1):
         ends = errored(fact, attempt) if fact in _REPORTED else lost(fact, attempt)
         fail_again(story, ends)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ledger.canonical import canonical
+from ledger.canonical import Json, canonical
 from ledger.seal import BlobRef, blob_ref, digest_of, disclose, request_digest, seal
 from ledger.vault import ValueGone, check_blob, check_disclosure
 from tests.given import KEY
@@ -85,7 +85,7 @@ def test_INV_05_sizes_are_bytes_of_utf_8() -> None:
 
 def test_no_value_of_a_user_can_be_taken_for_a_reference() -> None:
     """A blob is marked in the name of its field, which no value reaches."""
-    fake = {"blob": "x", "bytes": 1, "sha256": "y"}
+    fake: dict[str, Json] = {"blob": "x", "bytes": 1, "sha256": "y"}
     made = seal(KEY, "r1", PLACE, canonical(fake), 1000)
     assert disclose(made.disclosure.text) == fake
     assert not isinstance(disclose(made.disclosure.text), BlobRef)
