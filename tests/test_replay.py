@@ -541,7 +541,7 @@ def test_reading_writes_nothing(demo: Path) -> None:
     assert after[demo] == before[demo]
 
 
-def test_C041_text_from_runs_cannot_act_on_a_terminal(tmp_path: Path) -> None:
+def test_C055_text_from_runs_cannot_act_on_a_terminal(tmp_path: Path) -> None:
     """Escapes are shown, not sent: in a timeline, in a state and in JSON for people."""
 
     def edit(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
