@@ -156,7 +156,11 @@ def first_bytes(path: Path) -> bytes:
 
 def _is_sqlite(path: Path) -> bool:
     """Asks SQLite whether a file is one of its own, without a lock and without files beside it."""
-    if not path.is_file() or not path.stat().st_size or not os.access(path, os.R_OK):
+    if (
+        not path.is_file()
+        or not path.stat().st_size
+        or not os.access(path, os.R_OK, effective_ids=True)
+    ):
         return False
     connection = sqlite3.connect(f"file:{percent(str(path))}?immutable=1&mode=ro", uri=True)
     try:
@@ -278,7 +282,7 @@ def _read_mode(path: Path) -> str:
 
     A reader of a WAL file needs a -shm beside it; what lies in a read-only folder does not change.
     """
-    return "ro" if os.access(path.parent, os.W_OK) else "ro&immutable=1"
+    return "ro" if os.access(path.parent, os.W_OK, effective_ids=True) else "ro&immutable=1"
 
 
 def _url(path: Path, mode: str) -> URL:

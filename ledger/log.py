@@ -183,10 +183,14 @@ class Log(Generic[C, S, A]):
                     await watcher.news.wait()
 
     async def close(self) -> None:
-        """Commits what waits and closes everything."""
+        """Commits what waits and closes everything.
+
+        The writer last: the last connection copies the WAL back and takes it away, and a reader
+        may not.
+        """
+        await self.reader.close()
         if self._writer is not None:
             await asyncio.get_running_loop().run_in_executor(None, self._writer.close)
-        await self.reader.close()
 
 
 READ_ONLY_POLL_S = 0.02

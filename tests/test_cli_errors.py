@@ -7,7 +7,10 @@ import json
 import os
 import re
 import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -17,6 +20,7 @@ from tests.cli_world import CSV, PLAYS, WEATHER, Caller, cli
 
 __all__ = ["cli"]
 HELLO = f"{PLAYS}:hello"
+NOBODY = 65534
 
 
 def check(
@@ -402,19 +406,40 @@ def test_26_a_damaged_log_is_named_and_never_a_traceback(cli: Caller) -> None:
     assert not Path("again.db").exists()
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_that_cannot_be_written_can_be_read(cli: Caller) -> None:
+def test_a_folder_that_cannot_be_written_can_be_read(
+    cli: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """status, runs and tail work; what writes says why it cannot."""
-    cli("run", HELLO, "--input", '"x"', "--run-id", "h")
-    cli.folder.chmod(0o555)
-    try:
+    with TemporaryDirectory() as name, as_nobody(Path(name)) as begin:
+        monkeypatch.chdir(name)
+        cli("run", HELLO, "--input", '"x"', "--run-id", "h")
+        for arguments in (("status", "h"), ("tail", "h"), ("cancel", "h")):
+            cli(*arguments)  # everything is imported before the rights are gone
+        begin()
         assert cli("status", "h").code == 0
         assert cli("tail", "h").code == 0
         said = cli("cancel", "h")
-    finally:
-        cli.folder.chmod(0o755)
     assert said.code == 6
     assert "cannot be" in said.error[0]
+
+
+@contextmanager
+def as_nobody(folder: Path) -> Iterator[Callable[[], None]]:
+    """Gives what takes away the right to write into a folder, also from root, for a block."""
+    user = os.geteuid()
+
+    def begin() -> None:
+        if user == 0:
+            for path in (folder, *folder.iterdir()):
+                os.chown(path, NOBODY, NOBODY)
+        folder.chmod(0o555)
+        os.seteuid(NOBODY if user == 0 else user)
+
+    try:
+        yield begin
+    finally:
+        os.seteuid(user)
+        folder.chmod(0o755)
 
 
 @pytest.mark.parametrize(
