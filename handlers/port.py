@@ -27,8 +27,8 @@ from ledger.log import Log
 from ledger.seal import Sealed, seal
 from ledger.vault import BLOB_BYTES_MAX
 from ledger.writer import Committed
-from projections.load import run_query, wait_query
-from projections.state import Child, Run, Wait
+from projections.load import wait_query
+from projections.state import Child, Wait
 
 RunLog = Log[Command, State, Answer]
 Expected = dict[tuple[str, str], asyncio.Future[Any]]
@@ -262,10 +262,6 @@ class Port:
     async def reveal_bytes(self, value: Seal) -> bytes:
         """Returns a sealed value as canonical JSON."""
         return await self._log.vault.reveal_bytes(value)
-
-    async def run(self, run_id: str) -> Run | None:
-        """Returns a run's row."""
-        return await self._log.reader.ask(run_query(run_id))
 
     async def seal(self, ref: InstanceRef, place: str, value: bytes) -> Sealed:
         """Seals a value under the run's key, and stores it first if it is a blob."""

@@ -137,10 +137,6 @@ class Log(Generic[C, S, A]):
         found: int = await self.reader.ask(HEAD_POSITION)
         return found
 
-    async def new_reader(self) -> Reader:
-        """Opens another connection for long reads, so that hot ones do not wait behind them."""
-        return await Reader(self.path).open()
-
     async def read(
         self, after: int = 0, *, stream: str | None = None, limit: int = PAGE
     ) -> list[Recorded[Event]]:

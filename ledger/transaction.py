@@ -127,7 +127,6 @@ class Transaction(Generic[S]):
         self.states: dict[str, S] = {}
         self.dropped: set[str] = set()
         self._range = CompactRange.load(head.range, head.position)
-        self._head = head
         self._cache = cache
         self._names = names
         self._unreadable = unreadable

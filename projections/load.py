@@ -147,19 +147,6 @@ def run_query(run_id: str) -> Query[Run | None]:
     )
 
 
-def children_query(run_id: str, status: str | None = None) -> Query[list[Child]]:
-    """Asks for the children of a run in the order they were requested."""
-    where = "" if status is None else " and status = ?"
-    parameters = (run_id,) if status is None else (run_id, status)
-    return Query(
-        f"select state from children where run_id = ?{where}",
-        parameters,
-        lambda rows: sorted(
-            (CHILD.decode(row[0]) for row in rows), key=lambda child: child.position
-        ),
-    )
-
-
 def child_query(run_id: str, child_key: str) -> Query[Child | None]:
     """Asks for one child of a run."""
     return Query(
@@ -175,24 +162,6 @@ def wait_query(run_id: str, wait_id: str) -> Query[Wait | None]:
         "select state from waits where run_id = ? and wait_id = ?",
         (run_id, wait_id),
         lambda rows: WAIT.decode(rows[0][0]) if rows else None,
-    )
-
-
-def signals_query(run_id: str) -> Query[list[Signal]]:
-    """Asks for every signal of a run, in order."""
-    return Query(
-        "select state from signals where run_id = ? order by n",
-        (run_id,),
-        lambda rows: [SIGNAL.decode(row[0]) for row in rows],
-    )
-
-
-def instances_query(run_id: str) -> Query[list[Instance]]:
-    """Asks for every instance of a run, by attempt."""
-    return Query(
-        "select state from instances where run_id = ? order by attempt",
-        (run_id,),
-        lambda rows: [INSTANCE.decode(row[0]) for row in rows],
     )
 
 
