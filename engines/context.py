@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import csv
-import hmac
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator, Mapping
@@ -26,7 +25,7 @@ from engines.values import read_value, write_value
 from ledger import events as e
 from ledger.canonical import Json
 from ledger.errors import ChildFailed, FileNotStaged, InputInvalid, PlayledgerError
-from ledger.ids import check_key, quote
+from ledger.ids import check_key, derived_child_key, quote
 
 T = TypeVar("T")
 I = TypeVar("I")  # noqa: E741 - the input of a child, as UX section 1 names it
@@ -173,7 +172,7 @@ class Run:
         self._occurrences[name, value] += 1
         handle_key = key
         if handle_key is None:
-            handle_key = f"{name}-{_digest(self._run_key, value)}-{occurrence}"
+            handle_key = derived_child_key(self._run_key, name, value, occurrence)
         request = ChildRequest(
             key=handle_key,
             play=name,
@@ -305,11 +304,6 @@ class Run:
         else:
             self._loop.call_soon_threadsafe(spawn)
         return result
-
-
-def _digest(run_key: bytes, value: bytes) -> str:
-    """Names an input in a key without giving a stranger anything to guess against."""
-    return hmac.digest(run_key, value, "sha256").hex()[:12]
 
 
 __all__ = ["Child", "PlayledgerError", "Retry", "Run", "SignalInvalid", "Superseded"]

@@ -15,6 +15,7 @@ from handlers.outbox import release
 from handlers.port import InstanceRef, Port, RunLog, decode_params
 from handlers.submit import Submission, Submitter
 from ledger import events as e
+from ledger.canonical import Json
 from ledger.codec import Recorded
 from ledger.errors import (
     Conflict,
@@ -146,6 +147,9 @@ class Acts:
             await self._child_failed(intent, asked, "PARENT_TERMINAL")
             return
         params = decode_params(await self._log.vault.reveal_bytes(parent.params))
+        options: Mapping[str, Json] = {}
+        if asked.options is not None:
+            options = decode_params(await self._log.vault.reveal_bytes(asked.options))
         failpoint("before_child_submit")
         try:
             answer = await self._submitter.submit(
@@ -154,6 +158,7 @@ class Acts:
                     play_name=asked.play_name,
                     input=await self._log.vault.reveal(asked.input),
                     files=tuple(params.get("files", ())),
+                    options=options,
                     actor="node/" + self._node.id,
                     org_id=parent.org_id,
                     lineage=e.Lineage(

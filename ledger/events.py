@@ -379,13 +379,17 @@ class RetryAbandoned(Data, frozen=True):
 
 
 class ChildRequested(Data, frozen=True):
-    """Fact and intent; its outcome is the child's own `run.submitted`, in the child's stream."""
+    """Fact and intent; its outcome is the child's own `run.submitted`, in the child's stream.
+
+    `options` is what the child's launch parameters hold beside its input, where a manifest came.
+    """
 
     child_key: str
     child_run_id: str
     play_name: str
     input: Seal
     on_parent_end: OnParentEnd
+    options: Seal | None = None
 
 
 class ChildSubmitFailed(Data, frozen=True):

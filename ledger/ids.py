@@ -5,6 +5,7 @@ Drawn ids (run keys, node ids, request ids nobody gave) are drawn in the shell o
 
 from __future__ import annotations
 
+import hmac
 import re
 import unicodedata
 from hashlib import sha256
@@ -45,6 +46,15 @@ def child_run_id(play_name: str, parent_run_id: str, child_key: str) -> str:
     """Returns the run id of a child: the same for the same parent and key (INV-55)."""
     digest = sha256(f"{parent_run_id}\n{child_key}".encode()).hexdigest()[:24]
     return f"{slug(play_name)}-{digest}"
+
+
+def derived_child_key(run_key: bytes, play_name: str, value: bytes, occurrence: int) -> str:
+    """Returns the key of a child that nobody gave one: play, input, occurrence (CONTRACTS A.4).
+
+    The input's digest is keyed, so that it gives a stranger nothing to guess against.
+    """
+    digest = hmac.digest(run_key, value, "sha256").hex()[:12]
+    return f"{play_name}-{digest}-{occurrence}"
 
 
 def check_run_id(run_id: str) -> str:

@@ -41,6 +41,7 @@ from ledger.ids import check_key, quote, run_stream, slug
 from ledger.log import system_clock
 from ledger.seal import Sealed, seal
 from ledger.writer import Clock
+from playledger.children import ChildSubmitted, submit_child
 from playledger.handle import RunHandle
 from playledger.wiring import driving, look_once, open_log, plays_of, submitter_for
 from projections.load import (
@@ -203,6 +204,10 @@ class Ledger:
             head=await self.log.position(),
         )
 
+    async def submit_child(self, parent_run_id: str, body: Json) -> ChildSubmitted:
+        """Asks for a child of a run by a manifest, as the HTTP door does (SPEC 1.20)."""
+        return await submit_child(self, parent_run_id, body, actor=self.actor)
+
     async def signal(
         self,
         run_id: str,
@@ -223,7 +228,7 @@ class Ledger:
         name = signal or key
         identity = signal_id or secrets.token_hex(8)
         check_key(identity, "signal id")
-        run, key_bytes = await self._run_and_key(run_id)
+        run, key_bytes = await self.run_and_key(run_id)
         sealed = await self._seal(
             run, key_bytes, f"signal.received/signal/{identity}/data", write_value(data)
         )
@@ -255,7 +260,7 @@ class Ledger:
     ) -> Answer:
         """Asks a run and its children to end; raises RunTerminal if it ended otherwise."""
         identity = request_id or secrets.token_hex(8)
-        run, key = await self._run_and_key(run_id)
+        run, key = await self.run_and_key(run_id)
         sealed: list[Sealed] = []
         if reason:
             place = f"run.cancel_requested/cancel/{identity}/reason"
@@ -338,7 +343,8 @@ class Ledger:
                         return cast("Run", run)
                     await watcher.news.wait()
 
-    async def _run_and_key(self, run_id: str) -> tuple[Run, bytes]:
+    async def run_and_key(self, run_id: str) -> tuple[Run, bytes]:
+        """Returns a run's row and the key its values are sealed under; raises RunNotFound."""
         run = await self.log.reader.ask(run_query(run_id))
         key = await self.log.vault.run_key(run_id)
         if run is None or key is None:

@@ -21,6 +21,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from handlers import child_submit
 from ledger.errors import PlayledgerError
 from playledger.embed import Ledger
 from playledger.http import bodies, commands, docs, reads
@@ -42,6 +43,15 @@ ROUTES: Final = (
         handler=commands.submit,
         body=bodies.SubmitBody,
         answers={202: "submitted", 200: "the same request as before"},
+    ),
+    Route(
+        method="POST",
+        path=RUN + "/submit-child",
+        access="operate",
+        handler=commands.submit_child,
+        body=bodies.SubmitChildBody,
+        answers={202: "asked for", 200: "the same request as before"},
+        called=child_submit.PHASE,
     ),
     Route(
         method="POST",

@@ -64,6 +64,26 @@ class SubmitBody(_Body):
     wait_ms: WaitMs = 0
 
 
+class SubmitChildBody(_Body):
+    """A request for a child, by a trusted manifest and its parent's lineage (SPEC 1.20).
+
+    Only described here: handlers/child_submit.py checks it, in an order of its own.
+    """
+
+    name: str | None = None
+    manifest: dict[str, Any]
+    internal_run_play: dict[str, Any]
+    org_id: str
+    parent_executor_token: str
+    parent_play_name: str | None = None
+    input: Any = None
+    child_play_manifests: dict[str, Any] | None = None
+    user_email: str | None = None
+    user_id: str | None = None
+    child_key: Key | None = None
+    on_parent_end: Literal["cancel", "abandon"] = "cancel"
+
+
 class SignalBody(_Body):
     """A signal for a run, early or late; `signalId` makes a repeat the same."""
 
@@ -176,16 +196,12 @@ async def read_body(
     What goes beyond `plain_bytes` must be the content of files: text without commas, whose parsing
     costs next to nothing, where a long list of numbers would hold the interpreter for seconds.
     """
-    data = await _read(request, max_bytes)
+    data = await read_bytes(request, max_bytes)
     if plain_bytes is not None and len(data) > plain_bytes and data.count(b",") > plain_bytes // 2:
         raise _too_large(f"{len(data)}", plain_bytes)
     if not data:
         return check(model, {}, "body")
-    media = request.headers.get("content-type", "application/json").partition(";")[0].strip()
-    if media != "application/json" and not media.endswith("+json"):
-        raise MediaTypeRefused(
-            f"a body of {quote(media)} is not taken", hint="Content-Type: application/json"
-        )
+    check_media_type(request)
     if len(data) <= PARSE_HERE_BYTES:
         return check(model, gate.parse(data, what="body"), "body")
     loop = asyncio.get_running_loop()
@@ -258,7 +274,17 @@ def unchanged(request: Request, etag: str) -> bool:
     return "*" in tags or etag.removeprefix("W/") in tags
 
 
-async def _read(request: Request, max_bytes: int) -> bytes:
+def check_media_type(request: Request) -> None:
+    """Raises MediaTypeRefused for a body that says it is no JSON."""
+    media = request.headers.get("content-type", "application/json").partition(";")[0].strip()
+    if media != "application/json" and not media.endswith("+json"):
+        raise MediaTypeRefused(
+            f"a body of {quote(media)} is not taken", hint="Content-Type: application/json"
+        )
+
+
+async def read_bytes(request: Request, max_bytes: int) -> bytes:
+    """Returns a body, counted while it streams; raises TooLarge."""
     declared = request.headers.get("content-length", "")
     if _LENGTH.fullmatch(declared) and int(declared) > max_bytes:
         raise _too_large(declared, max_bytes)

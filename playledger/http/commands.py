@@ -14,14 +14,17 @@ from urllib.parse import quote as encode
 
 from starlette.responses import Response
 
+from handlers.child_submit import ChildSubmitRefused
 from handlers.execute import Answer
 from handlers.port import decode_params
 from handlers.submit import StagedFile, Submission
+from ledger import gate
 from ledger.canonical import Json
-from ledger.errors import InputInvalid, RunNotFound, TooLarge
+from ledger.errors import InputInvalid, JsonInvalid, RunNotFound, TooLarge
 from ledger.ids import check_key, quote, slug
 from ledger.log import system_clock
 from ledger.vault import BLOB_BYTES_MAX
+from playledger import children
 from playledger.embed import new_run_id
 from playledger.http.bodies import (
     ENVELOPE_BYTES,
@@ -33,9 +36,11 @@ from playledger.http.bodies import (
     RetryBody,
     SignalBody,
     SubmitBody,
+    check_media_type,
     expected_version,
     idempotency_key,
     read_body,
+    read_bytes,
     read_query,
 )
 from playledger.http.door import Call, Door, answer
@@ -108,6 +113,40 @@ async def rerun(door: Door, call: Call) -> Response:
         ),
         body.wait_ms,
     )
+
+
+async def submit_child(door: Door, call: Call) -> Response:
+    """Asks for a child of this run, by a manifest; the same key again is the same child."""
+    _open_for_work(door)
+    read_query(call.request, NoQuery)
+    limit = door.ledger.policy.max_bytes + ENVELOPE_BYTES
+    data = await read_bytes(call.request, limit)
+    check_media_type(call.request)
+    try:
+        body = gate.parse(data, what="body")
+    except JsonInvalid as error:
+        raise ChildSubmitRefused(
+            error.message, hint=error.hint, parentRunId=call.run_id, reason=error.code
+        ) from None
+    done = await children.submit_child(
+        door.ledger,
+        call.run_id,
+        body,
+        actor=call.actor,
+        request_key=idempotency_key(call.request, None),
+    )
+    shown = {
+        "runId": done.run_id,
+        "workflowId": done.run_id,
+        "status": "started",
+        "mode": "workflow",
+        "childKey": done.child_key,
+        "position": done.position,
+        "replayed": done.replayed,
+        "timings": [],
+    }
+    location = {"Location": "/workflow/" + encode(done.run_id, safe="")}
+    return answer(shown, 200 if done.replayed else 202, location)
 
 
 async def signal(door: Door, call: Call) -> Response:

@@ -82,11 +82,12 @@ class Route(Struct, frozen=True):
     answers: Mapping[int, str]
     query: type[BaseModel] | None = None
     body: type[BaseModel] | None = None
+    called: str | None = None
 
     @property
     def phase(self) -> str:
         """The verb of this route, as errors name it."""
-        return self.handler.__name__
+        return self.called or self.handler.__name__
 
 
 def answer(

@@ -104,6 +104,7 @@ STATUS: Final[tuple[tuple[type[PlayledgerError], int], ...]] = (
 )
 """The first type that an error is decides its status."""
 
+_OUTER: Final = ("runId", "parentRunId")
 PROBLEM: Final = "application/problem+json"
 
 
@@ -149,9 +150,11 @@ def envelope(error: PlayledgerError, phase: str, run_id: str | None = None) -> J
         "phase": phase,
         "retriable": error.retriable,
     }
-    details = {name: value for name, value in error.details.items() if name != "runId"}
+    details = {name: value for name, value in error.details.items() if name not in _OUTER}
     if run_id or "runId" in error.details:
         shown["runId"] = run_id or error.details["runId"]
+    if "parentRunId" in error.details:
+        shown["parentRunId"] = error.details["parentRunId"]
     if error.hint:
         shown["hint"] = error.hint
     if details:
