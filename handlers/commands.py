@@ -72,6 +72,12 @@ def fact_id(command: Command, fact: Event) -> str:
             | e.InstanceLost(instance_id=instance_id)
         ):
             return event_id(command.stream, f"ended/{instance_id}")
+        case e.InstanceMapped(instance_id=instance_id):
+            return event_id(command.stream, f"mapped/{instance_id}")
+        case e.RetryClaimRequested(failed_instance_id=instance_id):
+            return event_id(command.stream, f"claim/{instance_id}")
+        case e.SessionStored(sessions=sessions):
+            return event_id(command.stream, f"sessions/{sessions.digest}")
         case e.ChildRequested(child_key=child_key):
             return event_id(command.stream, f"child/{child_key}")
         case e.RunWaitStarted(wait_id=wait_id):

@@ -9,35 +9,22 @@ from __future__ import annotations
 
 from typing import assert_never, cast
 
-from msgspec import Struct
-
+from handlers import edge
 from handlers.commands import CHILDREN_MAX, EVENTS_MAX, Command
+from handlers.decision import NOTHING, Decision, Rejected, run_not_found, run_terminal
 from ledger import events as e
 from ledger.errors import (
     Conflict,
     IntentNotFound,
     NotFound,
-    PlayledgerError,
     RunConflict,
-    RunNotFound,
     RunTerminal,
     RunTooLarge,
     StaleAttempt,
 )
 from ledger.events import RunEvent
 from ledger.ids import quote
-from projections.state import Instance, RunState
-
-
-class Rejected(Struct, frozen=True):
-    """A refusal, and the one fact that may be kept of it."""
-
-    error: PlayledgerError
-    record: RunEvent | None = None
-
-
-Decision = tuple[RunEvent, ...] | Rejected
-NOTHING: tuple[RunEvent, ...] = ()
+from projections.state import EDGE, Instance, RunState
 
 
 def decide(command: Command, state: RunState | None, at: int) -> Decision:
@@ -102,6 +89,12 @@ def decide(command: Command, state: RunState | None, at: int) -> Decision:
             return (fact,) if fact.child_key in state.children else NOTHING
         case e.TimerFired():
             return _timer(command, fact, state, at)
+        case e.InstanceMapped():
+            return edge.mapped(fact, state)
+        case e.RetryClaimRequested():
+            return edge.claim_requested(fact, state)
+        case e.SessionStored():
+            return edge.sessions_put(fact, state)
         case (
             e.RetryParamsLoaded()
             | e.RetryParamsFailed()
@@ -135,29 +128,10 @@ def decide(command: Command, state: RunState | None, at: int) -> Decision:
             assert_never(fact)
 
 
-def run_not_found(run_id: str) -> RunNotFound:
-    """Returns the error for a run that the log does not have."""
-    return RunNotFound(
-        f"run {quote(run_id)} is not in the log",
-        hint="all: playledger runs",
-        runId=run_id,
-    )
-
-
-def run_terminal(state: RunState, what: str) -> RunTerminal:
-    """Returns the error for what an ended run no longer takes."""
-    run = state.run
-    return RunTerminal(
-        f"{run.run_id} is {run.status} since @{run.ended_position} and {what}",
-        hint=f"start another: playledger rerun {run.run_id}",
-        runId=run.run_id,
-        status=run.status,
-        position=run.ended_position,
-    )
-
-
 def _cancel(fact: e.RunCancelRequested, state: RunState) -> Decision:
     run = state.run
+    if run.engine == EDGE:
+        return edge.refused(state, "is cancelled there")
     if run.status in ("cancelling", "cancelled"):
         return NOTHING
     if run.terminal:
@@ -174,6 +148,8 @@ def _child(command: Command, fact: e.ChildRequested, state: RunState) -> Decisio
     if refused:
         return refused
     run = state.run
+    if run.engine == EDGE:
+        return edge.refused(state, "starts its children there")
     if run.terminal or run.cancel is not None:
         return Rejected(
             RunTerminal(

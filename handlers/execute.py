@@ -16,7 +16,8 @@ from typing import Final, cast
 from msgspec import Struct
 
 from handlers.commands import Command, fact_id
-from handlers.decide import Rejected, decide
+from handlers.decide import decide
+from handlers.decision import Rejected
 from handlers.react import react
 from ledger import events as e
 from ledger.codec import Recorded

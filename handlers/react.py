@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final, assert_never, cast
 
 from handlers.ends import cancelled, failed, parent_of
-from handlers.retry import react_to_end, react_to_retry
+from handlers.retry import react_to_claim, react_to_end, react_to_retry
 from ledger import events as e
 from ledger.codec import Recorded
 from ledger.events import Event, RunEvent
@@ -50,6 +50,11 @@ def react(state: RunState, recorded: Recorded[Event]) -> Choices:
             return react_to_end(state, recorded)
         case e.InstanceTerminated():
             return _react_to_terminated(state, event)
+        case e.InstanceMapped():
+            instance = state.instances[event.attempt]
+            return retry_started(instance) if event.attempt == state.run.attempt else ()
+        case e.RetryClaimRequested():
+            return react_to_claim(state, event, recorded.at)
         case e.RetryDecided() | e.RetryParamsLoaded() | e.RetryParamsFailed():
             return react_to_retry(state, recorded)
         case e.RetryClaimed() | e.RetryDenied() | e.RetryAbandoned():
@@ -81,6 +86,7 @@ def react(state: RunState, recorded: Recorded[Event]) -> Choices:
             | e.ChildCancelRequested()
             | e.EffectParked()
             | e.EffectResumed()
+            | e.SessionStored()
         ):
             return ()
         case _:
@@ -114,7 +120,7 @@ def cancel_children(state: RunState, reason: str) -> Choices:
 
 def _launch(event: e.RunSubmitted, recorded: Recorded[Event]) -> Choices:
     policy = event.policy
-    return (
+    launch = (
         e.RunLaunchStatePut(
             params_bytes=event.params.bytes,
             externalized=event.params.bytes > policy.externalize_after_bytes,
@@ -126,6 +132,13 @@ def _launch(event: e.RunSubmitted, recorded: Recorded[Event]) -> Choices:
             engine=event.engine,
         ),
     )
+    offer = event.sessions
+    if offer is None:
+        return launch
+    stored = e.SessionStored(
+        session_count=offer.count, expires_at=recorded.at + offer.ttl_ms, sessions=offer.sessions
+    )
+    return (stored, *launch)
 
 
 def _react_to_start(state: RunState, instance: Instance) -> Choices:
@@ -139,12 +152,19 @@ def _react_to_start(state: RunState, instance: Instance) -> Choices:
     if state.run.cancel is not None:
         return _terminate(instance, "cancelled")
     if instance.attempt > 0 and instance.attempt == state.run.attempt:
-        choices = (e.RetryStarted(attempt=instance.attempt, instance_id=instance.instance_id),)
+        choices = retry_started(instance)
         superseded = state.instances[instance.attempt - 1]
         if superseded.phase == "lost" and superseded.error_class == "instance_lost":
             # A node that died took its instances with it; any other lost one may still be there.
             choices += _terminate(superseded, "superseded")
     return choices
+
+
+def retry_started(instance: Instance) -> Choices:
+    """Says that a retry runs, if this instance is one."""
+    if instance.attempt == 0:
+        return ()
+    return (e.RetryStarted(attempt=instance.attempt, instance_id=instance.instance_id),)
 
 
 def _terminate(instance: Instance, reason: e.TerminateReason) -> Choices:

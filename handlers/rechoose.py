@@ -16,7 +16,8 @@ import msgspec
 from msgspec import Struct
 
 from handlers.commands import Command, fact_id
-from handlers.decide import Rejected, decide
+from handlers.decide import decide
+from handlers.decision import Rejected
 from handlers.react import react
 from handlers.retry import allowance
 from ledger import events as e

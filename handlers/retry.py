@@ -16,7 +16,7 @@ from ledger.codec import Recorded
 from ledger.events import Event, RunEvent
 from ledger.ids import instance_id
 from projections.rows import spread
-from projections.state import Instance, RunState
+from projections.state import EDGE, Instance, RunState
 
 Choices = tuple[RunEvent, ...]
 
@@ -68,6 +68,12 @@ def react_to_end(state: RunState, recorded: Recorded[Event]) -> Choices:
             raise AssertionError(type(event).__name__)
 
 
+def react_to_claim(state: RunState, event: e.RetryClaimRequested, at: int) -> Choices:
+    """Decides on an instance that another coordinator saw die; what it asks for can only lower."""
+    ended = state.instances[event.failed_attempt]
+    return (_decided(state, ended, at, event.max_attempts),)
+
+
 def react_to_retry(state: RunState, recorded: Recorded[Event]) -> Choices:
     """Takes the next step from a decision to a new instance, or to the run's failure."""
     event = recorded.data
@@ -76,6 +82,8 @@ def react_to_retry(state: RunState, recorded: Recorded[Event]) -> Choices:
         return ()
     match event:
         case e.RetryDecided():
+            if run.engine == EDGE:
+                return _answer_claim(state, event)
             if event.retry:
                 return (e.RetryParamsRequested(failed_instance_id=event.failed_instance_id),)
             return (_failed_as(state, state.instances[event.failed_attempt]),)
@@ -120,9 +128,22 @@ def allowance(state: RunState, error_class: e.ErrorClass) -> Allowance:
             assert_never(budget)
 
 
-def _decided(state: RunState, ended: Instance, at: int) -> e.RetryDecided:
+def _answer_claim(state: RunState, event: e.RetryDecided) -> Choices:
+    """The claimant has loaded the params: a yes is its claim, a no the run's end (INV-29, 34)."""
+    if event.retry:
+        return _claim(state, event.failed_instance_id)
+    if event.reason == "not_retriable":
+        return (_failed_as(state, state.instances[event.failed_attempt]),)
+    return (e.RetryDenied(failed_instance_id=event.failed_instance_id, reason=event.reason),)
+
+
+def _decided(
+    state: RunState, ended: Instance, at: int, limit_asked: int | None = None
+) -> e.RetryDecided:
     error_class = ended.error_class or "unknown"
     allowed = allowance(state, error_class)
+    if limit_asked is not None:
+        allowed = Allowance(allowed.budget, allowed.used, min(allowed.limit, limit_asked))
     launch = state.run.launch
     if allowed.budget == "none" and error_class != "coordinator_shutdown":
         retry, reason = False, "not_retriable"

@@ -94,6 +94,14 @@ class Policy(Data, frozen=True, kw_only=True):
     timeout_ms: int | None = None
 
 
+class SessionOffer(Data, frozen=True):
+    """Encrypted database sessions that came with a request; how long they are kept, in ms."""
+
+    sessions: Seal
+    count: int
+    ttl_ms: int
+
+
 # --- stream `system` -----------------------------------------------------------------------------
 
 
@@ -132,6 +140,7 @@ class RunSubmitted(Data, frozen=True, kw_only=True):
     params: Seal
     request_digest: str
     policy: Policy
+    sessions: SessionOffer | None = None
 
 
 class RunLaunchStatePut(Data, frozen=True):
@@ -266,6 +275,14 @@ class InstanceStarted(Data, frozen=True, kw_only=True):
     start_gap_ms: int
 
 
+class InstanceMapped(Data, frozen=True):
+    """Fact: another coordinator runs this attempt, on its engine under `mapped_id` (SPEC 1.14)."""
+
+    instance_id: str
+    attempt: int
+    mapped_id: str
+
+
 class InstanceCompleted(Data, frozen=True):
     instance_id: str
     attempt: int
@@ -318,6 +335,14 @@ class InstanceOutputFenced(Data, frozen=True):
 
 
 # --- retries --------------------------------------------------------------------------------------
+
+
+class RetryClaimRequested(Data, frozen=True):
+    """Fact: another coordinator saw an instance die, and asks whether it gets a successor."""
+
+    failed_instance_id: str
+    failed_attempt: int
+    max_attempts: int
 
 
 class RetryDecided(Data, frozen=True):
@@ -432,6 +457,17 @@ class ChildCancelDelivered(Data, frozen=True):
     answer: str
 
 
+# --- database sessions ----------------------------------------------------------------------------
+
+
+class SessionStored(Data, frozen=True):
+    """Choice on `run.submitted`, or a fact: encrypted sessions lie in the vault until then."""
+
+    session_count: int
+    expires_at: int
+    sessions: Seal
+
+
 # --- signals, timers, effects ---------------------------------------------------------------------
 
 
@@ -490,12 +526,14 @@ RunEvent = (
     | InstanceCreated
     | InstanceCreateFailed
     | InstanceStarted
+    | InstanceMapped
     | InstanceCompleted
     | InstanceErrored
     | InstanceLost
     | InstanceTerminateRequested
     | InstanceTerminated
     | InstanceOutputFenced
+    | RetryClaimRequested
     | RetryDecided
     | RetryParamsRequested
     | RetryParamsLoaded
@@ -510,6 +548,7 @@ RunEvent = (
     | ChildTerminalConflict
     | ChildCancelRequested
     | ChildCancelDelivered
+    | SessionStored
     | SignalReceived
     | TimerFired
     | EffectFailed
@@ -538,12 +577,14 @@ WIRE_NAMES: Final[dict[type[Event], str]] = {
     InstanceCreated: "instance.created",
     InstanceCreateFailed: "instance.create_failed",
     InstanceStarted: "instance.started",
+    InstanceMapped: "instance.mapped",
     InstanceCompleted: "instance.completed",
     InstanceErrored: "instance.errored",
     InstanceLost: "instance.lost",
     InstanceTerminateRequested: "instance.terminate_requested",
     InstanceTerminated: "instance.terminated",
     InstanceOutputFenced: "instance.output_fenced",
+    RetryClaimRequested: "retry.claim_requested",
     RetryDecided: "retry.decided",
     RetryParamsRequested: "retry.params_requested",
     RetryParamsLoaded: "retry.params_loaded",
@@ -558,6 +599,7 @@ WIRE_NAMES: Final[dict[type[Event], str]] = {
     ChildTerminalConflict: "child.terminal_conflict",
     ChildCancelRequested: "child.cancel_requested",
     ChildCancelDelivered: "child.cancel_delivered",
+    SessionStored: "session.stored",
     SignalReceived: "signal.received",
     TimerFired: "timer.fired",
     EffectFailed: "effect.failed",

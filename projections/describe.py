@@ -126,6 +126,13 @@ def _of_an_instance(event: Event) -> str:
         case e.InstanceOutputFenced():
             what = plain(event.what)
             return f"{what} of attempt {event.attempt} refused, attempt {event.current_attempt} is"
+        case e.InstanceMapped():
+            return f"attempt {event.attempt} runs elsewhere as {plain(event.mapped_id)}"
+        case e.RetryClaimRequested():
+            return f"attempt {event.failed_attempt} died, at most {event.max_attempts} retries"
+        case e.SessionStored():
+            until = format_time(event.expires_at)
+            return f"{event.session_count} database sessions, encrypted, until {until}"
         case e.RetryDecided():
             if not event.retry:
                 return f"no retry: {event.reason}" + _budget(event)

@@ -14,7 +14,7 @@ from ledger.codec import Recorded, encode_value
 from ledger.events import Event, RunEvent
 from ledger.rows import Patch, RowChange
 from projections.run import corrupt, taken_signal
-from projections.state import Child, Instance, Run, RunState, Signal, Wait
+from projections.state import EDGE, Child, Instance, Run, RunState, Signal, Wait
 
 IntentKind = Literal[
     "create", "terminate", "params", "child_submit", "child_cancel", "child_terminal", "timer"
@@ -53,7 +53,8 @@ def project_parts(
         case e.InstanceCreateRequested():
             changes.append(_instance_row(run_id, after, event.attempt))
             due = event.not_before_at or recorded.at
-            changes.append(_opened(recorded, "create", event.instance_id, None, due))
+            if event.engine != EDGE:  # what another coordinator does is no intent of ours
+                changes.append(_opened(recorded, "create", event.instance_id, None, due))
         case e.InstanceCreated() | e.InstanceTerminated():
             changes.append(_instance_row(run_id, after, event.attempt))
             changes.append(_closed(_cause(recorded)))
@@ -67,6 +68,10 @@ def project_parts(
         case e.InstanceCompleted() | e.InstanceErrored() | e.InstanceLost():
             changes.append(_instance_row(run_id, after, event.attempt))
             changes += _instance_timers(before, after, event.attempt)
+        case e.InstanceMapped():
+            changes.append(_instance_row(run_id, after, event.attempt))
+        case e.RetryClaimRequested():
+            changes.append(_instance_row(run_id, after, event.failed_attempt))
         case e.RunCompleted() | e.RunFailed() | e.RunCancelled():
             changes += _run_ended(recorded, after, event.parent)
         case e.RunSubmitted():
@@ -120,6 +125,8 @@ def project_parts(
         case e.InstanceOutputFenced() | e.RetryDecided() | e.RetryClaimed() | e.RetryStarted():
             pass
         case e.RetryDenied() | e.RetryAbandoned() | e.RunCancelRefused() | e.RunProgress():
+            pass
+        case e.SessionStored():
             pass
         case _:
             assert_never(event)

@@ -24,6 +24,7 @@ from projections.state import (
     Retry,
     Run,
     RunState,
+    Sessions,
     Signal,
     Status,
     Used,
@@ -155,6 +156,22 @@ def evolve(state: RunState | None, recorded: Recorded[Event]) -> RunState:
             if instance.ended:
                 return _put(state, replace(instance, terminate_intent=None), recorded)
             return _ended(state, recorded, event.attempt, phase="terminated")
+        case e.InstanceMapped():
+            return _mapped(state, event, recorded)
+        case e.RetryClaimRequested():
+            return _ended(
+                state,
+                recorded,
+                event.failed_attempt,
+                phase="errored",
+                error_class="platform_reset",
+                code="PLATFORM_RESET",
+            )
+        case e.SessionStored():
+            sessions = Sessions(
+                count=event.session_count, expires_at=event.expires_at, sessions=event.sessions
+            )
+            return _next(state, recorded, sessions=sessions)
         case e.RetryDecided():
             used = charge(run.used, event.budget) if event.retry else run.used
             return _next(state, recorded, used=used)
@@ -332,6 +349,24 @@ def _started(state: RunState, event: e.InstanceStarted, recorded: Recorded[Event
             started_at=recorded.at,
             phase="started" if instance.created else instance.phase,
             timer_intent=recorded.id if timed else None,
+        ),
+        recorded,
+    )
+
+
+def _mapped(state: RunState, event: e.InstanceMapped, recorded: Recorded[Event]) -> RunState:
+    instance = _instance(state, event.attempt, recorded)
+    if instance.mapped_id is not None:
+        raise corrupt(recorded, f"the instance was mapped before, to {instance.mapped_id}")
+    return _runs(
+        state,
+        replace(
+            instance,
+            created=True,
+            started=True,
+            started_at=recorded.at,
+            mapped_id=event.mapped_id,
+            phase=instance.phase if instance.ended else "started",
         ),
         recorded,
     )

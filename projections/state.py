@@ -57,6 +57,18 @@ class Retry(Value, frozen=True):
     reason: str
 
 
+EDGE: Final = "edge"
+"""The engine of runs that another coordinator drives: nothing here creates or ends instances."""
+
+
+class Sessions(Value, frozen=True):
+    """The encrypted database sessions of a run, where it has any."""
+
+    count: int
+    expires_at: int
+    sessions: Seal
+
+
 class Cancel(Value, frozen=True):
     """The request that fixed the end; `intent_id` is its grace timer."""
 
@@ -124,6 +136,7 @@ class Run(Value, frozen=True):
     signals: int = 0
     log_lines: int = 0
     progress: Progress | None = None
+    sessions: Sessions | None = None
 
     @property
     def terminal(self) -> bool:
@@ -151,6 +164,7 @@ class Instance(Value, frozen=True):
     terminate: TerminateReason | None = None
     terminate_intent: str | None = None
     timer_intent: str | None = None
+    mapped_id: str | None = None
 
     @property
     def ended(self) -> bool:

@@ -17,7 +17,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from handlers.commands import Command, Reporter, fact_id, wait_id
-from handlers.decide import Decision, Rejected, decide
+from handlers.decide import decide
+from handlers.decision import Decision, Rejected
 from handlers.port import RunLog
 from handlers.react import react
 from handlers.submit import DEFAULT_POLICY

@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from handlers import decide as decide_module
 from handlers.commands import CHILDREN_MAX, EVENTS_MAX, Command, fact_id
-from handlers.decide import Rejected, decide
+from handlers.decide import decide
+from handlers.decision import Rejected
 from ledger import events as e
 from ledger.errors import (
     Conflict,

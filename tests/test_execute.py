@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from handlers import execute as execute_module
 from handlers.commands import Command, Reporter
-from handlers.decide import NOTHING
+from handlers.decision import NOTHING
 from ledger import events as e
 from ledger.errors import (
     ChildKeyConflict,

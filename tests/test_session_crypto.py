@@ -140,7 +140,11 @@ def test_two_seals_of_one_url_differ() -> None:
 
 
 def test_the_associated_data_is_the_session_without_its_url() -> None:
-    with_urls: dict[str, Json] = {**SESSION, "encryptedPostgresUrl": {"ct": "x"}, "postgresUrl": URL}
+    with_urls: dict[str, Json] = {
+        **SESSION,
+        "encryptedPostgresUrl": {"ct": "x"},
+        "postgresUrl": URL,
+    }
     assert session_aad(with_urls) == session_aad(SESSION)
 
 
