@@ -14,6 +14,7 @@ from msgspec import Struct
 from ledger import events as e
 from ledger.events import Event
 from ledger.ids import event_id
+from ledger.secrets import SecretRow
 from ledger.transaction import Disclosure
 
 CHILDREN_MAX: Final = 10_000
@@ -30,8 +31,8 @@ class Reporter(Struct, frozen=True, gc=False):
 class Command(Struct, frozen=True, gc=False, kw_only=True):
     """A request to record `fact` in `stream`, as the outcome of `cause` if that is an intent.
 
-    `values` and `run_key` go to the vault in the same append.  `expected_version` is a caller's
-    precondition.  `request` tells repeated requests apart where the fact does not.
+    `values`, `secrets` and `run_key` go to the vault in the same append.  `expected_version` is a
+    caller's precondition.  `request` tells repeated requests apart where the fact does not.
     """
 
     stream: str
@@ -40,6 +41,7 @@ class Command(Struct, frozen=True, gc=False, kw_only=True):
     cause: str | None = None
     reporter: Reporter | None = None
     values: tuple[Disclosure, ...] = ()
+    secrets: tuple[SecretRow, ...] = ()
     run_key: bytes | None = None
     expected_version: int | None = None
     request: str = ""

@@ -148,6 +148,7 @@ def _append(
     transaction.accept(staged, command.stream, state, changes, keep=not state.run.terminal)
     if keep_values:
         transaction.keep_values(command.values)
+        transaction.keep_secrets(command.secrets)
         if command.run_key is not None:
             transaction.keep_key(command.stream, command.run_key)
     return Answer(

@@ -2,17 +2,17 @@
 
     PlayledgerError
     +- Refused         the request is wrong; nothing was stored
-    |  +- InputInvalid, JsonInvalid, TooLarge, IdInvalid, PlayNotFound
+    |  +- InputInvalid, JsonInvalid, TooLarge, IdInvalid, PlayNotFound, SecretRefused
     +- Conflict        right for another state of the run
     |  +- RunConflict, RunTerminal, RunTooLarge, StaleAttempt, ChildKeyConflict,
     |     WrongExpectedVersion
     +- NotFound
-    |  +- RunNotFound, FileNotStaged, IntentNotFound
+    |  +- RunNotFound, ValueGone, FileNotStaged, IntentNotFound
     +- Ended           what was awaited ended otherwise
     |  +- RunFailed, RunCancelled, ChildFailed
     +- Unavailable     the log cannot be used now
        +- LogMissing, LogLocked, LogFull, LogReadOnly, LogDamaged, SchemaNewer, SchemaOlder,
-          ValuesUnavailable, Overloaded
+          ValuesUnavailable, VaultKeyMissing, VaultKeyWrong, Overloaded
     +- CorruptStream   a stored stream contradicts the rules
 
 `code` is stable and is what callers branch on, `message` holds both values, `hint` says what to do
@@ -79,6 +79,12 @@ class PlayNotFound(Refused):
     code = "PLAY_NOT_FOUND"
 
 
+class SecretRefused(Refused):
+    """Refuses a payload that holds a secret: the log takes none, not even masked (INV-52)."""
+
+    code = "SECRET_REFUSED"
+
+
 class Conflict(PlayledgerError):
     """Refuses a request that would be right for another state."""
 
@@ -131,6 +137,15 @@ class RunNotFound(NotFound):
     """Says that the log has no such run."""
 
     code = "RUN_NOT_FOUND"
+
+
+class ValueGone(NotFound):
+    """Says why what lies in the vault cannot be shown; the codes are those of SPEC 3.5.
+
+    For secrets: `SECRET_GONE`, `SECRET_EXPIRED`.
+    """
+
+    code = "MISSING"
 
 
 class FileNotStaged(NotFound):
@@ -227,6 +242,20 @@ class ValuesUnavailable(Unavailable):
     """Says that a value could not be stored, so nothing was appended (INV-02)."""
 
     code = "WORKFLOW_RETRY_STATE_PERSISTENCE_FAILED"
+
+
+class VaultKeyMissing(Unavailable):
+    """Says that a key is needed to open or store what the vault keeps, and none is set."""
+
+    code = "VAULT_KEY_MISSING"
+    retriable = False
+
+
+class VaultKeyWrong(Unavailable):
+    """Says that the key that is set is not the one the vault was written with, or no key."""
+
+    code = "VAULT_KEY_WRONG"
+    retriable = False
 
 
 class Overloaded(Unavailable):

@@ -60,6 +60,17 @@ class Seal(Data, frozen=True, rename={"sd": "_sd"}):
         return self.sd[0]
 
 
+class SecretRef(Data, frozen=True, kw_only=True):
+    """Stands for a secret that lies in the vault (SPEC 3.2); `expires_at` in ms since 1970.
+
+    `fingerprint` is the first 16 hex of its HMAC-SHA256 under the log's own key.
+    """
+
+    vault_key: str
+    fingerprint: str
+    expires_at: int | None = None
+
+
 class Lineage(Data, frozen=True):
     """Says which family a run belongs to (INV-56)."""
 

@@ -34,7 +34,9 @@ from ledger.events import Event, LogCreated
 from ledger.failpoint import failpoint
 from ledger.feed import Feed, Watcher
 from ledger.ids import event_id
+from ledger.keyring import KEYS, Keyring
 from ledger.lock import WriteLock
+from ledger.master import MasterSource, master_keys
 from ledger.merkle import CompactRange
 from ledger.migrations import REVISIONS
 from ledger.query import Query, Reader, Rows, first_value
@@ -68,11 +70,13 @@ def system_clock() -> int:
 class Log(Generic[C, S, A]):
     """An open log; with a writer unless it was opened read-only."""
 
-    def __init__(self, path: Path, writer: Writer[C, S, A] | None) -> None:
+    def __init__(
+        self, path: Path, writer: Writer[C, S, A] | None, keyring: Keyring, clock: Clock
+    ) -> None:
         self.path = path
         self._writer = writer
         self.reader = Reader(path)
-        self.vault = Vault(self.reader, self.run_job)
+        self.vault = Vault(self.reader, self.run_job, keyring, clock)
         self._feeds: dict[asyncio.AbstractEventLoop, Feed] = {}
 
     @classmethod
@@ -86,18 +90,24 @@ class Log(Generic[C, S, A]):
         clock: Clock = system_clock,
         scope: str = "default",
         read_only: bool = False,
+        master_key: MasterSource = None,
         **options: Any,
     ) -> Log[C, S, A]:
-        """Opens a log, creating the file if there is none and it may be written."""
+        """Opens a log, creating the file if there is none and it may be written.
+
+        Raises VaultKeyMissing or VaultKeyWrong if it is not this log's `master_key`, and changes
+        nothing then; without any a log may still be read, its encrypted values not.
+        """
+        keyring = Keyring(path, master_keys(master_key))
         if read_only:
             check_file(path)
-            log: Log[C, S, A] = cls(path, None)
+            log: Log[C, S, A] = cls(path, None, keyring, clock)
         else:
-            prepare(path, schema, scope=scope, clock=clock)
+            prepare(path, schema, keyring=keyring, scope=scope, clock=clock)
             with explaining(path):
                 engine = writer_engine(path)
                 writer = Writer(path, engine, transact, look_ahead, schema.tables, clock, **options)
-            log = cls(path, writer)
+            log = cls(path, writer, keyring, clock)
         await log.reader.open()
         if read_only:
             revision = await log.reader.ask(
@@ -107,6 +117,7 @@ class Log(Generic[C, S, A]):
                 await log.close()
                 with sqlite3.connect(path) as connection:
                     check_revision(connection, path, REVISIONS, schema.version)
+            keyring.look(await log.reader.ask(KEYS))
         return log
 
     @property
@@ -226,8 +237,15 @@ def _pairs(rows: Rows) -> list[tuple[int, bytes]]:
     return [(row[0], row[1]) for row in rows]
 
 
-def prepare(path: Path, schema: Schema, *, scope: str, clock: Clock) -> None:
-    """Creates the file if there is none, migrates an older one, refuses anything else."""
+def prepare(
+    path: Path, schema: Schema, *, scope: str, clock: Clock, keyring: Keyring | None = None
+) -> None:
+    """Creates the file if there is none, migrates an older one, refuses anything else.
+
+    Also a log whose keys do not open: before anything is changed.
+    """
+    if keyring is None:
+        keyring = Keyring(path, master_keys(None))
     if path.exists() and path.stat().st_size:
         check_file(path)
     with explaining(path):
@@ -238,8 +256,10 @@ def prepare(path: Path, schema: Schema, *, scope: str, clock: Clock) -> None:
             try:
                 found = stored_revision(connection)
                 if found is None and not _has_tables(connection):
-                    _create(connection, schema, scope, clock)
+                    _create(connection, schema, keyring, scope, clock)
                     return
+                if found in REVISIONS:
+                    keyring.take_up(connection)
                 try:
                     check_revision(connection, path, REVISIONS, schema.version)
                 except SchemaOlder:
@@ -254,7 +274,9 @@ def _has_tables(connection: sqlite3.Connection) -> bool:
     return connection.execute("select 1 from sqlite_master limit 1").fetchone() is not None
 
 
-def _create(connection: sqlite3.Connection, schema: Schema, scope: str, clock: Clock) -> None:
+def _create(
+    connection: sqlite3.Connection, schema: Schema, keyring: Keyring, scope: str, clock: Clock
+) -> None:
     """Makes a new log: schema, head and `log.created` at position 1, in one transaction."""
     failpoint("before_schema")
     connection.execute("begin immediate")
@@ -280,6 +302,7 @@ def _create(connection: sqlite3.Connection, schema: Schema, scope: str, clock: C
             actor="operator/local",
         )
         transaction.accept(staged, SYSTEM, None, (), keep=False)
+        keyring.take_up(connection)
         transaction.flush()
         failpoint("before_schema_commit")
         connection.execute("commit")

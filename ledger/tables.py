@@ -71,6 +71,16 @@ VAULT_VALUES: Final = Table(
     Column("disclosure", Text, nullable=False),
     Column("expires_at", BigInteger),
 )
+VAULT_SECRETS: Final = Table(
+    "vault_secrets",
+    METADATA,
+    Column("key", Text, primary_key=True),
+    Column("subject", Text, nullable=False),
+    Column("fingerprint", Text, nullable=False),
+    Column("ciphertext", LargeBinary, nullable=False),
+    Column("expires_at", BigInteger),
+)
+Index("vault_secrets_by_subject", VAULT_SECRETS.c.subject)
 BLOBS: Final = Table(
     "blobs",
     METADATA,

@@ -18,6 +18,7 @@ from ledger.errors import LogDamaged, PlayledgerError
 from ledger.events import SCHEMA_VERSIONS, Event
 from ledger.merkle import CompactRange, leaf_hash
 from ledger.rows import RowBuffer, RowChange, TableWrites, write_rows
+from ledger.secrets import SecretRow, write_secrets
 
 S = TypeVar("S")
 _NONE: Final[Mapping[str, PlayledgerError]] = {}
@@ -136,6 +137,7 @@ class Transaction(Generic[S]):
         self.first_ids: dict[int, str] = {}
         self._disclosures: dict[str, Disclosure] = {}
         self._keys: dict[str, bytes] = {}
+        self._secrets: list[SecretRow] = []
 
     def find(self, event_id: str) -> Recorded[Event] | None:
         """Returns the recorded event of this id, this batch's included."""
@@ -221,6 +223,10 @@ class Transaction(Generic[S]):
         for disclosure in disclosures:
             self._disclosures[disclosure.digest] = disclosure
 
+    def keep_secrets(self, rows: Iterable[SecretRow]) -> None:
+        """Writes the secrets that this batch's events refer to."""
+        self._secrets += rows
+
     def keep_key(self, subject: str, key: bytes) -> None:
         """Writes the key of a new subject."""
         self._keys[subject] = key
@@ -244,6 +250,7 @@ class Transaction(Generic[S]):
             blobs = [(key,) for d in self._disclosures.values() for key in d.blobs]
             if blobs:  # a blob that an event refers to no longer expires as an orphan
                 connection.executemany("update blobs set expires_at = null where key = ?", blobs)
+        write_secrets(connection, self._secrets)
         self.rows.flush(connection)
         head = Head(self.log_id, self.position, self.at, self._range.dump())
         connection.execute(

@@ -16,11 +16,21 @@ from typing import Final
 import orjson
 
 from ledger.canonical import Json, canonical_own
-from ledger.errors import NotFound, PlayledgerError, TooLarge, ValuesUnavailable
-from ledger.events import Seal
+from ledger.errors import PlayledgerError, TooLarge, ValueGone, ValuesUnavailable
+from ledger.events import Seal, SecretRef
 from ledger.failpoint import failpoint
+from ledger.keyring import Keyring
 from ledger.query import Query, Reader, first_value
 from ledger.seal import BlobRef, Sealed, digest_of, disclose
+from ledger.secrets import (
+    SecretRow,
+    check_secret,
+    close_secret,
+    open_secret,
+    remove_secrets,
+    secret_query,
+    write_secrets,
+)
 from ledger.transaction import Disclosure
 
 BLOB_BYTES_MAX: Final = 32 * 1024 * 1024
@@ -28,12 +38,6 @@ ORPHAN_MS: Final = 24 * 3600 * 1000
 _CACHE_BYTES_MAX: Final = 16 * 1024 * 1024
 
 RunJob = Callable[[Callable[[sqlite3.Connection, int], object]], Awaitable[object]]
-
-
-class ValueGone(NotFound):
-    """Says why a sealed value cannot be shown; the code is that of SPEC 3.5."""
-
-    code = "MISSING"
 
 
 def key_query(run_id: str) -> Query[bytes | None]:
@@ -82,7 +86,11 @@ def check_blob(ref: BlobRef, content: bytes | None) -> bytes:
 class Vault:
     """Stores and reveals values for one process; its cache only saves reads."""
 
-    def __init__(self, reader: Reader, run_job: RunJob) -> None:
+    def __init__(
+        self, reader: Reader, run_job: RunJob, keyring: Keyring, now: Callable[[], int]
+    ) -> None:
+        self.keyring = keyring
+        self._now = now
         self._reader = reader
         self._run_job = run_job
         self._keys: OrderedDict[str, bytes] = OrderedDict()
@@ -186,6 +194,42 @@ class Vault:
     async def read_file(self, ref: BlobRef) -> bytes:
         """Returns the bytes of a staged file."""
         return check_blob(ref, await self._reader.ask(blob_query(ref.blob)))
+
+    async def seal_secret(
+        self, subject: str, name: str, value: bytes, expires_at: int | None
+    ) -> tuple[SecretRef, SecretRow]:
+        """Encrypts a secret of a subject (`run/<id>`); the row goes into `Command.secrets`.
+
+        Raises VaultKeyMissing if there is no key for secrets and none can be made.
+        """
+        key = await self._secrets_key()
+        return close_secret(self.keyring, key, subject, name, value, expires_at)
+
+    async def put_secret(
+        self, subject: str, name: str, value: bytes, expires_at: int | None
+    ) -> SecretRef:
+        """Stores a secret in a commit of its own, in place of the one of this name."""
+        ref, row = await self.seal_secret(subject, name, value, expires_at)
+        await self._run_job(lambda connection, _: write_secrets(connection, [row]))
+        return ref
+
+    async def secret(self, ref: SecretRef) -> bytes:
+        """Returns a secret; raises ValueGone with the code SECRET_GONE or SECRET_EXPIRED."""
+        row = check_secret(ref, await self._reader.ask(secret_query(ref.vault_key)), self._now())
+        return open_secret(await self._secrets_key(), row)
+
+    async def drop_secrets(self, subject: str) -> None:
+        """Deletes all secrets of a subject; what refers to them stays as it is."""
+        await self._run_job(lambda c, _: remove_secrets(c, "subject = ?", (subject,)))
+
+    async def _secrets_key(self) -> bytes:
+        key = self.keyring.secrets_key
+        if key is None:
+            await self._run_job(self.keyring.draw_secrets_key)
+            key = self.keyring.secrets_key
+        if key is None:
+            raise self.keyring.secrets_key_missing()
+        return key
 
     def _keep(self, digest: str, value: bytes) -> None:
         if len(value) > _CACHE_BYTES_MAX // 8 or digest in self._values:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-REVISIONS: Final = ("0001",)
+REVISIONS: Final = ("0001", "0002")
 FOLDERS: Final = [str(Path(__file__).with_name("versions"))]
 
 
