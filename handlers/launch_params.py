@@ -16,6 +16,7 @@ from ledger.canonical import Json
 
 PACKAGED_FIELDS: Final = ("playPath", "storageKey", "contentType", "bytes")
 SECRET_FIELDS: Final = ("executorToken", "coordinatorInternalToken")
+"""Tokens: they lie encrypted in the vault, apart from the params, and never in an event."""
 _SNAPSHOT_SOURCES: Final = frozenset({"sourceCode", "sourceFiles"})
 _ENVELOPE: Final = "__dispatcherMetadata"
 

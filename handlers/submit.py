@@ -18,16 +18,24 @@ from handlers.commands import Command
 from handlers.engine import PlayInfo as PlayInfo  # noqa: PLC0414 - submitters name it from here
 from handlers.execute import Answer
 from handlers.port import RunLog
+from handlers.session_checks import Session, check_encrypted
 from ledger import events as e
 from ledger.canonical import Json, canonical, canonical_own
 from ledger.errors import PlayNotFound, Reseal, TooLarge
 from ledger.failpoint import failpoint
 from ledger.ids import check_run_id, quote, run_stream
-from ledger.seal import blob_ref, request_digest, seal
+from ledger.seal import Sealed, blob_ref, request_digest, seal
+from projections.state import EDGE
 
 KEY_BYTES: Final = 32
 KEYS_AT_ONCE: Final = 128
 PARAMS_PLACE: Final = "run.submitted/submit/params"
+SESSIONS_PLACE: Final = "run.submitted/submit/sessions"
+SECRET_NAMES: Final = {
+    "executorToken": "executor_token",
+    "coordinatorInternalToken": "internal_token",
+}
+"""The secrets of a run: their field in params, and their name in the vault."""
 
 
 class StagedFile(Struct, frozen=True):
@@ -38,7 +46,11 @@ class StagedFile(Struct, frozen=True):
 
 
 class Submission(Struct, frozen=True, kw_only=True):
-    """A request to run a play; `files` refer to files stored before, `staged` are new ones."""
+    """A request to run a play; `files` refer to files stored before, `staged` are new ones.
+
+    `secrets` are tokens by the name of their field in params; `sessions` are encrypted, and kept
+    for `sessions_ttl_ms`.
+    """
 
     run_id: str
     play_name: str
@@ -54,6 +66,13 @@ class Submission(Struct, frozen=True, kw_only=True):
     engine: str = "local"
     isolation: e.Isolation = "task"
     cause: str | None = None
+    secrets: Mapping[str, str] = {}
+    sessions: tuple[Session, ...] = ()
+    sessions_ttl_ms: int = 0
+
+    def __repr__(self) -> str:
+        """Says which run, and nothing of its input or secrets."""
+        return f"Submission({self.run_id}, {self.play_name})"
 
 
 class Submitter:
@@ -80,7 +99,8 @@ class Submitter:
     async def submit(self, submission: Submission) -> Answer:
         """Records a run, or finds it; raises Refused, TooLarge, RunConflict or Unavailable."""
         check_run_id(submission.run_id)
-        play = self._find_play(submission.play_name)
+        edge = submission.engine == EDGE  # its coordinator knows the play, this process need not
+        play = PlayInfo(submission.play_name) if edge else self._find_play(submission.play_name)
         if play is None:
             raise PlayNotFound(
                 f"no play {quote(submission.play_name)} is offered here",
@@ -134,7 +154,13 @@ class Submitter:
         )
         policy = policy_for(submission, play)
         sealed = seal(key, run_id, PARAMS_PLACE, params, policy.externalize_after_bytes)
-        await vault.store_blobs([sealed])
+        offer, offered = _offer(submission, key)
+        secrets_kept = [
+            await vault.seal_secret(stream, SECRET_NAMES[field], value.encode(), None)
+            for field, value in submission.secrets.items()
+        ]
+        refs = {ref.vault_key.rpartition("/")[2]: ref for ref, _ in secrets_kept}
+        await vault.store_blobs([sealed, *offered])
         lineage = submission.lineage or e.Lineage(family_key=run_id)
         fact = e.RunSubmitted(
             run_id=run_id,
@@ -157,6 +183,9 @@ class Submitter:
                 }
             ),
             policy=policy,
+            sessions=offer,
+            executor_token=refs.get("executor_token"),
+            internal_token=refs.get("internal_token"),
         )
         vault.learn(sealed, params)  # before the commit: its create may be taken at once
         failpoint("before_submit")
@@ -166,13 +195,33 @@ class Submitter:
                 fact=fact,
                 actor=submission.actor,
                 cause=submission.cause,
-                values=(replace(sealed.disclosure, blobs=(*sealed.disclosure.blobs, *stored)),),
+                values=(
+                    replace(sealed.disclosure, blobs=(*sealed.disclosure.blobs, *stored)),
+                    *(item.disclosure for item in offered),
+                ),
+                secrets=tuple(row for _, row in secrets_kept),
                 run_key=key,
             )
         )
         failpoint("after_submit")
         vault.learn_key(run_id, key)
         return answer
+
+
+def _offer(submission: Submission, key: bytes) -> tuple[e.SessionOffer | None, list[Sealed]]:
+    """Seals the sessions that came with a request; raises SessionRefused for a raw one (INV-41)."""
+    if not submission.sessions:
+        return None, []
+    check_encrypted(submission.sessions)
+    value = canonical([dict(session) for session in submission.sessions])
+    limit = submission.policy.externalize_after_bytes
+    sealed = seal(key, submission.run_id, SESSIONS_PLACE, value, limit)
+    offer = e.SessionOffer(
+        sessions=sealed.seal,
+        count=len(submission.sessions),
+        ttl_ms=submission.sessions_ttl_ms,
+    )
+    return offer, [sealed]
 
 
 def policy_for(submission: Submission, play: PlayInfo) -> e.Policy:

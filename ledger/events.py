@@ -152,6 +152,8 @@ class RunSubmitted(Data, frozen=True, kw_only=True):
     request_digest: str
     policy: Policy
     sessions: SessionOffer | None = None
+    executor_token: SecretRef | None = None
+    internal_token: SecretRef | None = None
 
 
 class RunLaunchStatePut(Data, frozen=True):

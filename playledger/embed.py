@@ -343,6 +343,10 @@ class Ledger:
                         return cast("Run", run)
                     await watcher.news.wait()
 
+    def now(self) -> int:
+        """Returns the time that a commit would have now, in ms since 1970."""
+        return max(self._clock(), self.log.writer.recorded_at)
+
     async def run_and_key(self, run_id: str) -> tuple[Run, bytes]:
         """Returns a run's row and the key its values are sealed under; raises RunNotFound."""
         run = await self.log.reader.ask(run_query(run_id))

@@ -156,6 +156,27 @@ def child_query(run_id: str, child_key: str) -> Query[Child | None]:
     )
 
 
+def instance_query(run_id: str, attempt: int) -> Query[Instance | None]:
+    """Asks for one attempt of a run."""
+    return Query(
+        "select state from instances where run_id = ? and attempt = ?",
+        (run_id, attempt),
+        lambda rows: INSTANCE.decode(rows[0][0]) if rows else None,
+    )
+
+
+def mapped_query(run_id: str) -> Query[str | None]:
+    """Asks under which id another coordinator runs the highest attempt it has mapped."""
+
+    def read(rows: Rows) -> str | None:
+        mapped = (INSTANCE.decode(row[0]).mapped_id for row in rows)
+        return next((name for name in mapped if name is not None), None)
+
+    return Query(
+        "select state from instances where run_id = ? order by attempt desc", (run_id,), read
+    )
+
+
 def wait_query(run_id: str, wait_id: str) -> Query[Wait | None]:
     """Asks for one wait of a run, open or ended."""
     return Query(

@@ -271,6 +271,8 @@ def _submitted(event: e.RunSubmitted, recorded: Recorded[Event]) -> RunState:
             policy=event.policy,
             submitted_at=recorded.at,
             submitted_position=recorded.position,
+            executor_token=event.executor_token,
+            internal_token=event.internal_token,
         )
     )
 

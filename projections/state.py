@@ -18,6 +18,7 @@ from ledger.events import (
     OnParentEnd,
     Policy,
     Seal,
+    SecretRef,
     TerminateReason,
     WaitKind,
     WaitOutcome,
@@ -137,6 +138,8 @@ class Run(Value, frozen=True):
     log_lines: int = 0
     progress: Progress | None = None
     sessions: Sessions | None = None
+    executor_token: SecretRef | None = None
+    internal_token: SecretRef | None = None
 
     @property
     def terminal(self) -> bool:

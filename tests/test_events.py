@@ -19,7 +19,7 @@ from ledger.events import EVENT_TYPES, SCHEMA_VERSIONS, WIRE_NAMES, Event, Seal
 ROOT = Path(__file__).parents[1]
 GOLDEN = Path(__file__).with_name("golden") / "wire_names.json"
 PAGE = (ROOT / "docs" / "events.md").read_text()
-PARTS = (e.Seal, e.Lineage, e.Parent, e.Policy)
+PARTS = (e.Seal, e.SecretRef, e.Lineage, e.Parent, e.Policy, e.SessionOffer)
 ALL = sorted(EVENT_TYPES.items())
 IDS = [name for name, _ in ALL]
 

@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from handlers import child_submit
 from ledger.errors import PlayledgerError
 from playledger.embed import Ledger
-from playledger.http import bodies, commands, docs, reads
+from playledger.http import bodies, commands, docs, reads, run_state
 from playledger.http.auth import Access, Guard
 from playledger.http.bodies import run_id_of
 from playledger.http.door import Call, Door, Drain, HttpOptions, Route
@@ -34,6 +34,7 @@ from playledger.version import VERSION
 log = structlog.get_logger("playledger.http")
 
 RUN: Final = "/workflow/{run_id:segment}"
+DESCRIBED: Final = ("/workflow", "/run-state", "/events", "/health", "/ready")
 RECORDED: Final = {202: "recorded", 200: "it was so before"}
 ROUTES: Final = (
     Route(
@@ -176,6 +177,7 @@ ROUTES: Final = (
         handler=docs.errors_page,
         answers={200: "every error code"},
     ),
+    *run_state.ROUTES,
 )
 SECURITY_HEADERS: Final = (
     (b"x-content-type-options", b"nosniff"),
@@ -245,7 +247,7 @@ class DirectRoute(APIRoute):
             response_model=None,
             openapi_extra=docs.described(route),
             operation_id=f"{route.phase}{'_short' if route.path == RUN else ''}",
-            include_in_schema=route.path.startswith(("/workflow", "/events", "/health", "/ready")),
+            include_in_schema=route.path.startswith(DESCRIBED),
         )
         self.access: Access = route.access
         endpoint = self.endpoint
