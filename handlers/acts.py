@@ -5,6 +5,7 @@ One function per kind, called by the effect loop only.  Each may be called twice
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import TypedDict, cast
 
@@ -93,8 +94,10 @@ class Acts:
                 params=params,
             )
             failpoint("before_create")
+            began = time.monotonic()
             await engine.create(request)
             failpoint("after_create")
+            self._trace_create(run, asked, (time.monotonic() - began) * 1000)
         except RunTerminal:
             await self._create_failed(ref, intent, "permanent", tries, "RUN_TERMINAL")
         except ValueGone as error:
@@ -104,6 +107,26 @@ class Acts:
             await self._create_failed(ref, intent, kind, tries, error.code)
         except Conflict:
             return  # somebody else created it, or it has ended: there is nothing left to do
+
+    def _trace_create(self, run: Run, asked: e.InstanceCreateRequested, ms: float) -> None:
+        traces, name = self._log.traces, asked.instance_id
+        traces.record(run.run_id, "coordinator.workflow_create", ms, instanceId=name)
+        traces.record(
+            run.run_id,
+            "coordinator.dispatch_workflow",
+            ms,
+            instanceIdRecord="appended",
+            startMode="direct_workflow_create",
+        )
+        if asked.attempt and run.retry is not None:
+            traces.record(
+                run.run_id,
+                "coordinator.platform_deploy_retry",
+                ms,
+                reason=run.retry.reason,
+                retryAttempt=asked.attempt,
+                retryInstanceId=name,
+            )
 
     async def terminate(self, intent: Recorded[Event], run: Run) -> bool:
         """Asks an instance to end; returns whether that settled it, or it has to be asked again."""
@@ -151,6 +174,7 @@ class Acts:
         if asked.options is not None:
             options = decode_params(await self._log.vault.reveal_bytes(asked.options))
         failpoint("before_child_submit")
+        began = time.monotonic()
         try:
             answer = await self._submitter.submit(
                 Submission(
@@ -182,6 +206,13 @@ class Acts:
             await self._child_failed(intent, asked, error.code)
             return
         failpoint("after_child_submit")
+        self._log.traces.record(
+            parent.run_id,
+            "coordinator.child_submit_workflow",
+            (time.monotonic() - began) * 1000,
+            childRunId=asked.child_run_id,
+            status="submitted",
+        )
         if answer.recorded is not None and answer.recorded.causationid != intent.id:
             await self._child_failed(intent, asked, "RUN_CONFLICT")
 

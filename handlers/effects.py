@@ -241,6 +241,7 @@ class EffectLoop:
 
     async def _sweep(self) -> None:
         await sweep(self._log, self._watch, self._node.id)
+        await self._log.write_traces()
         await self._take()
         if self._sweeps % ORPHANS_EVERY == 0:
             await self._expire()

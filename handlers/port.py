@@ -97,7 +97,13 @@ class Port:
             already_existed=already_existed,
         )
         actor = ref.actor if ref.host is None else "node/" + ref.host
-        return await self._record(ref.stream, fact, actor, cause=intent_id)
+        answer = await self._record(ref.stream, fact, actor, cause=intent_id)
+        for recorded in answer.events:
+            if isinstance(recorded.data, e.InstanceStarted):
+                gap = recorded.data.start_gap_ms
+                phase = "coordinator.workflow_start_gap"
+                self._log.traces.record(ref.run_id, phase, gap, instanceId=ref.instance_id)
+        return answer
 
     async def started(self, ref: InstanceRef) -> Answer:
         """Records that an instance of another engine runs; it may come before `created` does."""

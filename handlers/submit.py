@@ -7,6 +7,7 @@ play is done before the command, so a refused submit leaves nothing (SPEC 1.8, I
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -21,7 +22,7 @@ from handlers.port import RunLog
 from handlers.session_checks import Session, check_encrypted
 from ledger import events as e
 from ledger.canonical import Json, canonical, canonical_own
-from ledger.errors import PlayNotFound, Reseal, TooLarge
+from ledger.errors import PlayNotFound, Reseal, TooLarge, ValuesUnavailable
 from ledger.failpoint import failpoint
 from ledger.ids import check_run_id, quote, run_stream
 from ledger.seal import Sealed, blob_ref, request_digest, seal
@@ -124,6 +125,15 @@ class Submitter:
         key = vault.known_key(submission.run_id) or self._draw_key()
         try:
             return await self._submit(submission, play, key)
+        except ValuesUnavailable as error:
+            self._log.traces.record(
+                submission.run_id,
+                "coordinator.retry_state_persistence",
+                0,
+                error=error.code,
+                status="failed",
+            )
+            raise
         except Reseal:
             # The run exists under its own key, so that equal requests compare equal: seal again.
             own = await vault.run_key(submission.run_id)
@@ -140,15 +150,7 @@ class Submitter:
         run_id = submission.run_id
         vault = self._log.vault
         stream = run_stream(run_id)
-        files: list[Json] = [dict(file) for file in submission.files]
-        stored = []
-        for staged in submission.staged:
-            ref = blob_ref(key, staged.content)
-            await vault.store_blob(stream, ref, staged.content)
-            stored.append(ref.blob)
-            files.append(
-                {"blob": ref.blob, "bytes": ref.bytes, "name": staged.name, "sha256": ref.sha256}
-            )
+        files, stored = await self._store_files(submission, key)
         params = canonical_own(
             {"files": files, "input": submission.input, "options": dict(submission.options)}
         )
@@ -189,6 +191,7 @@ class Submitter:
         )
         vault.learn(sealed, params)  # before the commit: its create may be taken at once
         failpoint("before_submit")
+        began = time.monotonic()
         answer = await self._log.transact(
             Command(
                 stream=stream,
@@ -204,8 +207,41 @@ class Submitter:
             )
         )
         failpoint("after_submit")
+        self._trace(submission, answer, (time.monotonic() - began) * 1000)
         vault.learn_key(run_id, key)
         return answer
+
+    async def _store_files(
+        self, submission: Submission, key: bytes
+    ) -> tuple[list[Json], list[str]]:
+        """Stores the new files of a request; returns all of its files, and the new blobs' keys."""
+        vault, stream = self._log.vault, run_stream(submission.run_id)
+        files: list[Json] = [dict(file) for file in submission.files]
+        stored = []
+        for staged in submission.staged:
+            ref = blob_ref(key, staged.content)
+            await vault.store_blob(stream, ref, staged.content)
+            stored.append(ref.blob)
+            files.append(
+                {"blob": ref.blob, "bytes": ref.bytes, "name": staged.name, "sha256": ref.sha256}
+            )
+        return files, stored
+
+    def _trace(self, submission: Submission, answer: Answer, ms: float) -> None:
+        combined = bool(submission.sessions)
+        run_id, traces = submission.run_id, self._log.traces
+        if answer.state is not None and answer.state.run.sessions is not None and combined:
+            sessions = answer.state.run.sessions
+            traces.record(
+                run_id,
+                "coordinator.workflow_db_sessions_externalized",
+                ms,
+                combinedLaunchState=True,
+                expiresAt=sessions.expires_at,
+                sessions=sessions.count,
+            )
+        phase = "coordinator.retry_state_persistence"
+        traces.record(run_id, phase, ms, combinedLaunchState=combined)
 
 
 def _offer(submission: Submission, key: bytes) -> tuple[e.SessionOffer | None, list[Sealed]]:

@@ -7,6 +7,7 @@ that has seen n has seen everything up to n and can never miss an event (CASES C
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import sqlite3
 import time
@@ -29,7 +30,7 @@ from ledger.database import (
     stored_revision,
     writer_engine,
 )
-from ledger.errors import LogReadOnly, SchemaOlder
+from ledger.errors import LogReadOnly, PlayledgerError, SchemaOlder
 from ledger.events import Event, LogCreated
 from ledger.failpoint import failpoint
 from ledger.feed import Feed, Watcher
@@ -41,6 +42,7 @@ from ledger.merkle import CompactRange
 from ledger.migrations import REVISIONS
 from ledger.query import Query, Reader, Rows, first_value
 from ledger.rows import TableWrites, Value
+from ledger.traces import Traces, write_traces
 from ledger.transaction import Head, Names, Transaction
 from ledger.vault import Vault
 from ledger.writer import Clock, Writer
@@ -77,6 +79,7 @@ class Log(Generic[C, S, A]):
         self._writer = writer
         self.reader = Reader(path)
         self.vault = Vault(self.reader, self.run_job, keyring, clock)
+        self.traces = Traces(clock)
         self._feeds: dict[asyncio.AbstractEventLoop, Feed] = {}
 
     @classmethod
@@ -189,12 +192,20 @@ class Log(Generic[C, S, A]):
                 else:
                     await watcher.news.wait()
 
+    async def write_traces(self) -> None:
+        """Writes the traces that wait; what cannot be written is no news (SPEC 7.38)."""
+        waiting = self.traces.take()
+        if waiting and self._writer is not None:
+            with contextlib.suppress(PlayledgerError, sqlite3.Error):
+                await self.run_job(write_traces(waiting))
+
     async def close(self) -> None:
         """Commits what waits and closes everything.
 
         The writer last: the last connection copies the WAL back and takes it away, and a reader
         may not.
         """
+        await self.write_traces()
         await self.reader.close()
         if self._writer is not None:
             await asyncio.get_running_loop().run_in_executor(None, self._writer.close)

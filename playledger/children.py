@@ -6,6 +6,7 @@ submits the child from there, so a crash in between loses nothing and nothing is
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -39,6 +40,7 @@ async def submit_child(
     that was sent twice is one child.  Raises ChildSubmitRefused (SPEC 1.20), RunNotFound,
     RunTerminal, ChildKeyConflict.
     """
+    began = time.monotonic()
     asked = check_child_submit(body, parent_run_id)
     parent, run_key = await ledger.run_and_key(parent_run_id)
     check_lineage(asked, parent)
@@ -67,5 +69,8 @@ async def submit_child(
             actor=actor,
             values=tuple(item.disclosure for item in sealed),
         )
+    )
+    ledger.log.traces.record(
+        parent_run_id, "coordinator.child_submit", (time.monotonic() - began) * 1000
     )
     return ChildSubmitted(child_id, key, done.position, done.replayed)

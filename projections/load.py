@@ -19,6 +19,9 @@ from ledger.ids import quote
 from ledger.query import Query, Rows
 from projections.state import Child, Instance, Run, RunState, Signal, Wait
 
+WARMUP: Final = "playledger:warmup"
+"""The play of runs that only show that runs work (SPEC 1.4)."""
+
 RUN: Final = Decoder(Run)
 INSTANCE: Final = Decoder(Instance)
 CHILD: Final = Decoder(Child)
@@ -196,7 +199,11 @@ def runs_query(
     limit: int = 100,
 ) -> Query[list[RunLine]]:
     """Asks for runs, newest first, behind a submit position."""
-    where, parameters = ["1"], []
+    where: list[str] = ["1"]
+    parameters: list[Any] = []
+    if play is None:  # warm-up runs are nobody's work: they show when they are asked for
+        where.append("r.play_name <> ?")
+        parameters.append(WARMUP)
     for column, value in (("status", status), ("play_name", play), ("family", family)):
         if value is not None:
             where.append(f"r.{column} = ?")

@@ -22,6 +22,7 @@ from playledger.render import count_of, length, visible
 from playledger.settings import Settings
 from playledger.tokens import read_tokens
 from playledger.version import VERSION
+from playledger.warmup import warmup_play
 from playledger.wiring import start_driver
 
 NAMED: Final = 3
@@ -47,6 +48,7 @@ def serve_plays(
             hint="playledger serve FILE.py ..., or plays = [...] in playledger.toml",
         )
     plays = load_plays(wanted)
+    plays.add(warmup_play())
 
     async def serve() -> None:
         async with opened(console, plays, create=True, look=False) as ledger:

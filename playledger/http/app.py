@@ -34,7 +34,7 @@ from playledger.version import VERSION
 log = structlog.get_logger("playledger.http")
 
 RUN: Final = "/workflow/{run_id:segment}"
-DESCRIBED: Final = ("/workflow", "/run-state", "/events", "/health", "/ready")
+DESCRIBED: Final = ("/workflow", "/run-state", "/warmup", "/events", "/health", "/ready")
 RECORDED: Final = {202: "recorded", 200: "it was so before"}
 ROUTES: Final = (
     Route(
@@ -120,6 +120,14 @@ ROUTES: Final = (
     ),
     Route(
         method="GET",
+        path=RUN + "/traces",
+        access="read",
+        handler=reads.traces,
+        query=bodies.TracesQuery,
+        answers={200: "how long its steps took"},
+    ),
+    Route(
+        method="GET",
         path=RUN + "/why",
         access="read",
         handler=reads.why,
@@ -176,6 +184,14 @@ ROUTES: Final = (
         access="open",
         handler=docs.errors_page,
         answers={200: "every error code"},
+    ),
+    Route(
+        method="POST",
+        path="/warmup/submit",
+        access="operate",
+        handler=commands.warm_up,
+        body=bodies.WarmupBody,
+        answers={200: "it ended well", 503: "it did not"},
     ),
     *run_state.ROUTES,
 )

@@ -148,6 +148,14 @@ class WhyQuery(_Query):
     as_of: Position | None = None
 
 
+class TracesQuery(_Query):
+    limit: Limit = PAGE_DEFAULT
+
+
+class WarmupBody(_Body):
+    label: Annotated[str, Field(max_length=200)] = ""
+
+
 class ListQuery(_Query):
     status: (
         Literal["submitted", "running", "cancelling", "completed", "failed", "cancelled"] | None

@@ -24,7 +24,7 @@ from ledger.errors import InputInvalid, JsonInvalid, RunNotFound, TooLarge
 from ledger.ids import check_key, quote, slug
 from ledger.log import system_clock
 from ledger.vault import BLOB_BYTES_MAX
-from playledger import children
+from playledger import children, warmup
 from playledger.embed import new_run_id
 from playledger.http.bodies import (
     ENVELOPE_BYTES,
@@ -36,6 +36,7 @@ from playledger.http.bodies import (
     RetryBody,
     SignalBody,
     SubmitBody,
+    WarmupBody,
     check_media_type,
     expected_version,
     idempotency_key,
@@ -77,6 +78,22 @@ async def submit(door: Door, call: Call) -> Response:
         ),
         body.wait_ms,
     )
+
+
+async def warm_up(door: Door, call: Call) -> Response:
+    """Submits a run that does nothing, waits for its end, and says how that went."""
+    _open_for_work(door)
+    read_query(call.request, NoQuery)
+    body = await read_body(call.request, WarmupBody, max_bytes=ENVELOPE_BYTES)
+    done = await warmup.warm_up(door.ledger, body.label, actor=call.actor)
+    shown = {
+        "runId": done.run_id,
+        "status": done.status,
+        "terminalState": done.terminal,
+        "code": done.code,
+        "ms": done.ms,
+    }
+    return answer(shown, 200 if done.terminal == "completed" else 503)
 
 
 async def rerun(door: Door, call: Call) -> Response:

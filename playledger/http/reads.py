@@ -16,12 +16,14 @@ from ledger.codec import type_of
 from ledger.errors import RunCancelled, RunFailed, Unavailable
 from ledger.events import EVENT_TYPES
 from ledger.ids import run_stream
+from ledger.traces import shown, traces_query
 from playledger.http.bodies import (
     EventsQuery,
     ListQuery,
     ResultQuery,
     StatusQuery,
     TailQuery,
+    TracesQuery,
     WhyQuery,
     read_query,
     unchanged,
@@ -105,6 +107,17 @@ async def tail(door: Door, call: Call) -> Response:
     after = page[-1][0] if page else query.after
     path = f"/workflow/{encode(call.run_id, safe='')}/tail"
     return await _page(door, path, query, bodies, after, more=len(leaves) > query.limit)
+
+
+async def traces(door: Door, call: Call) -> Response:
+    """Returns how long the steps of a run took; measurements, kept for a week, no facts."""
+    query = read_query(call.request, TracesQuery)
+    ledger = door.ledger
+    if await ledger.log.reader.ask(run_query(call.run_id)) is None:
+        raise await ledger.not_found(call.run_id)
+    await ledger.log.write_traces()
+    found = await ledger.log.reader.ask(traces_query(call.run_id, query.limit))
+    return answer({"runId": call.run_id, "traces": [shown(trace) for trace in found]})
 
 
 async def why(door: Door, call: Call) -> Response:
