@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from engines.plays import Origin
+from handlers.sessions import SessionGrant
 from ledger import events as e
 from ledger.errors import InputInvalid
 
@@ -87,6 +88,9 @@ class Asks(Protocol):
 
     async def wait(self, kind: e.WaitKind, key: str, ordinal: int, delay_ms: int | None) -> WaitEnd:
         """Starts a wait, or finds it with its first deadline, and returns when it has ended."""
+
+    async def session(self, table: str) -> SessionGrant:
+        """Opens the run's database session for a table."""
 
     def log(self, message: str, level: str, fields: Mapping[str, Any]) -> None:
         """Adds a log line, from any thread."""

@@ -10,14 +10,24 @@ import asyncio
 import csv
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator, Mapping
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterator,
+    Mapping,
+)
 from concurrent.futures import Future
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar, cast, overload
 
 import orjson
-from pydantic import TypeAdapter
+from msgspec import Struct
+from pydantic import SecretStr, TypeAdapter
 
 from engines.asks import Asks, ChildRequest, Retry, RunFacts, SignalInvalid, Superseded, WaitEnd
 from engines.plays import Play, as_play
@@ -70,6 +80,15 @@ class Child(Generic[T]):
             )
         value: Json = orjson.loads(end.result)
         return cast("T", value if self._play is None else self._play.read_result(value))
+
+
+class Session(Struct, frozen=True):
+    """A least-privilege database session: `url.get_secret_value()` is what to connect with."""
+
+    table: str
+    url: SecretStr
+    operations: tuple[str, ...]
+    expires_at: datetime
 
 
 class Run:
@@ -213,6 +232,21 @@ class Run:
         """Sleeps until a time that is recorded once, however often the play is started again."""
         check_key(key, "sleep key")
         await self._wait("sleep", key, delay)
+
+    @asynccontextmanager
+    async def session(self, table: str) -> AsyncIterator[Session]:
+        """Gives the database session for a table, `namespace.table`.
+
+        Raises SessionNotPlanned for a table that the run has none for, SessionGone for one that is
+        about to expire.
+        """
+        grant = await self._asks.session(table)
+        yield Session(
+            table=grant.table,
+            url=SecretStr(grant.url),
+            operations=grant.operations,
+            expires_at=datetime.fromtimestamp(grant.expires_at / 1000, UTC),
+        )
 
     def log(self, message: str, *, level: Level = "info", **fields: Json) -> None:
         """Adds a line to the run's log; sealed, batched, at most 500 a second."""

@@ -29,6 +29,7 @@ from engines.messages import (
     AskCancelChild,
     AskChild,
     AskChildEnd,
+    AskSession,
     AskWait,
     Cancel,
     Forget,
@@ -43,6 +44,7 @@ from engines.messages import (
 )
 from engines.perform import End, Unwound, failure, perform, tell
 from engines.plays import Play, load_origin, plays_beside
+from handlers.sessions import SessionGrant
 from ledger import events as e
 from ledger.canonical import canonical
 from ledger.errors import PlayledgerError, PlayNotFound
@@ -103,6 +105,12 @@ class PipeAsks:
         """Starts a wait, or finds it, and returns when it has ended."""
         answer = await self._ask(lambda n: AskWait(n, kind, key, ordinal, delay_ms))
         assert isinstance(answer, WaitEnd), "a wait's end is answered by one"
+        return answer
+
+    async def session(self, table: str) -> SessionGrant:
+        """Opens the run's database session for a table."""
+        answer = await self._ask(lambda n: AskSession(n, table))
+        assert isinstance(answer, SessionGrant), "a session is answered by one"
         return answer
 
     def log(self, message: str, level: str, fields: Mapping[str, Any]) -> None:

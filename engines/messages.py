@@ -14,6 +14,7 @@ from msgspec import Struct
 from engines.asks import ChildEnd, ChildRequest, RunFacts, WaitEnd
 from engines.perform import Done, Failed, Gone, Unwound
 from engines.plays import Origin
+from handlers.sessions import SessionGrant
 from ledger import errors
 from ledger import events as e
 from ledger.errors import PlayledgerError
@@ -38,7 +39,7 @@ class Answer(Struct, frozen=True, tag="answer"):
     """What a question is answered with."""
 
     id: int
-    value: str | ChildEnd | WaitEnd | None
+    value: str | ChildEnd | WaitEnd | SessionGrant | None
 
 
 class Refusal(Struct, frozen=True, tag="refusal"):
@@ -80,6 +81,11 @@ class AskWait(Struct, frozen=True, tag="wait"):
     delay_ms: int | None
 
 
+class AskSession(Struct, frozen=True, tag="session"):
+    id: int
+    table: str
+
+
 class Forget(Struct, frozen=True, tag="forget"):
     """Says that nobody waits for an answer any more."""
 
@@ -100,7 +106,7 @@ class Advance(Struct, frozen=True, tag="progress"):
     note: str
 
 
-Ask = AskChild | AskChildEnd | AskCancelChild | AskWait
+Ask = AskChild | AskChildEnd | AskCancelChild | AskWait | AskSession
 ToPlay = Start | Answer | Refusal | Cancel
 FromPlay = Ask | Forget | Say | Advance | Done | Failed | Unwound | Gone
 

@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar
 from engines.asks import ChildEnd, ChildRequest, RunFacts, Superseded, WaitEnd
 from engines.journal import Journal
 from handlers.port import InstanceRef, Port
+from handlers.sessions import SessionGrant
 from ledger import events as e
 from ledger.errors import StaleAttempt, Unavailable
 from ledger.writer import Clock
@@ -82,6 +83,11 @@ class PortAsks:
                 )
             assert end.outcome is not None, "the port returns ended waits"
             return WaitEnd(outcome=end.outcome, data=await self._text(end.data))
+
+    async def session(self, table: str) -> SessionGrant:
+        """Opens the run's database session for a table."""
+        with self._asking():
+            return await self._durable(lambda: self._port.session(self._ref, table, self._clock()))
 
     def log(self, message: str, level: str, fields: Mapping[str, Any]) -> None:
         """Adds a log line, from any thread."""

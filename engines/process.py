@@ -28,6 +28,7 @@ from engines.messages import (
     AskCancelChild,
     AskChild,
     AskChildEnd,
+    AskSession,
     AskWait,
     Cancel,
     Forget,
@@ -176,7 +177,7 @@ class PlayProcess:
                     task = self._answers.get(message.id)
                     if task is not None:
                         task.cancel()
-                case AskChild() | AskChildEnd() | AskCancelChild() | AskWait():
+                case AskChild() | AskChildEnd() | AskCancelChild() | AskWait() | AskSession():
                     task = asyncio.create_task(self._answer(message))
                     self._answers[message.id] = task
                 case _:
@@ -207,6 +208,8 @@ class PlayProcess:
                 return await asks.cancel_child(ask.child_run_id, ask.reason)
             case AskWait():
                 return await asks.wait(ask.kind, ask.key, ask.ordinal, ask.delay_ms)
+            case AskSession(table=table):
+                return await asks.session(table)
             case _:
                 assert_never(ask)
 

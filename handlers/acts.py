@@ -6,7 +6,7 @@ One function per kind, called by the effect loop only.  Each may be called twice
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TypedDict, cast
 
 from handlers.commands import Command
@@ -14,6 +14,8 @@ from handlers.engine import CreateRequest, Engine, EngineError
 from handlers.node import Node
 from handlers.outbox import release
 from handlers.port import InstanceRef, Port, RunLog, decode_params
+from handlers.session_checks import SessionRefused
+from handlers.sessions import hydrate
 from handlers.submit import Submission, Submitter
 from ledger import events as e
 from ledger.canonical import Json
@@ -25,11 +27,13 @@ from ledger.errors import (
     PlayNotFound,
     RunNotFound,
     RunTerminal,
+    SessionGone,
     Unavailable,
 )
 from ledger.events import Event, RunEvent
 from ledger.failpoint import failpoint
 from ledger.ids import run_stream
+from ledger.log import system_clock
 from ledger.vault import ValueGone
 from projections.state import Run
 
@@ -51,12 +55,14 @@ class Acts:
         node: Node,
         engines: Mapping[str, Engine],
         submitter: Submitter,
+        now: Callable[[], int] = system_clock,
     ) -> None:
         self._log = log
         self._port = port
         self._node = node
         self._engines = engines
         self._submitter = submitter
+        self._now = now
 
     def described(self) -> Described:
         """Returns what `node.started` says."""
@@ -86,6 +92,7 @@ class Acts:
             return
         try:
             params = await self._log.vault.reveal_bytes(run.params)
+            await self._check_sessions(run)
             request = CreateRequest(
                 run=run,
                 instance_id=asked.instance_id,
@@ -100,13 +107,27 @@ class Acts:
             self._trace_create(run, asked, (time.monotonic() - began) * 1000)
         except RunTerminal:
             await self._create_failed(ref, intent, "permanent", tries, "RUN_TERMINAL")
-        except ValueGone as error:
+        except (ValueGone, SessionGone, SessionRefused) as error:
             await self._create_failed(ref, intent, "permanent", tries, error.code)
         except EngineError as error:
             kind: e.CreateFailure = "transient" if error.transient else "permanent"
             await self._create_failed(ref, intent, kind, tries, error.code)
         except Conflict:
             return  # somebody else created it, or it has ended: there is nothing left to do
+
+    async def _check_sessions(self, run: Run) -> None:
+        """No instance starts on sessions that are not all there, encrypted, and alive (INV-49)."""
+        if run.sessions is None:
+            return
+        began = time.monotonic()
+        sessions = await hydrate(self._log.vault, run, self._now())
+        self._log.traces.record(
+            run.run_id,
+            "coordinator.workflow_db_sessions_hydrated",
+            (time.monotonic() - began) * 1000,
+            refSessionCount=run.sessions.count,
+            sessions=len(sessions),
+        )
 
     def _trace_create(self, run: Run, asked: e.InstanceCreateRequested, ms: float) -> None:
         traces, name = self._log.traces, asked.instance_id
@@ -276,6 +297,15 @@ class Acts:
             )
         )
         failpoint("after_child_terminal")
+
+    async def revoke_sessions(self, intent: Recorded[Event], run: Run) -> None:
+        """Deletes the ciphertext of a run's sessions; the log and its proofs stay (INV-48)."""
+        asked = cast("e.SessionRevokeRequested", intent.data)
+        failpoint("before_session_revoke")
+        if run.sessions is not None:
+            await self._log.vault.forget(run.sessions.sessions)
+        failpoint("after_session_revoke")
+        await self._outcome(intent, e.SessionRevoked(session_count=asked.session_count))
 
     async def fire_timer(self, intent: Recorded[Event]) -> None:
         """Records that a time has come."""

@@ -99,6 +99,7 @@ def decide(command: Command, state: RunState | None, at: int) -> Decision:
             e.RetryParamsLoaded()
             | e.RetryParamsFailed()
             | e.ChildCancelDelivered()
+            | e.SessionRevoked()
             | e.EffectFailed()
             | e.EffectResumed()
         ):
@@ -122,6 +123,7 @@ def decide(command: Command, state: RunState | None, at: int) -> Decision:
             | e.ChildTerminalConflict()
             | e.ChildCancelRequested()
             | e.EffectParked()
+            | e.SessionRevokeRequested()
         ):
             raise AssertionError(f"{type(fact).__name__} is a choice: only react makes it")
         case _:

@@ -71,7 +71,7 @@ class EffectLoop:
         self._clock = clock
         self._watch = Watch(run_log.path, frozen_s=frozen_s)
         self._port = Port(run_log)
-        self._acts = Acts(run_log, self._port, node, engines, submitter)
+        self._acts = Acts(run_log, self._port, node, engines, submitter, clock)
         self._held: dict[str, OutboxRow] = {}
         self._due: list[tuple[int, int, str]] = []
         self._intents: dict[str, tuple[Recorded[Event], Run]] = {}
@@ -321,6 +321,8 @@ class EffectLoop:
                 await self._acts.cancel_child(intent)
             case "child_terminal":
                 await self._acts.tell_parent(intent)
+            case "session_revoke":
+                await self._acts.revoke_sessions(intent, run)
             case "timer":
                 await self._acts.fire_timer(intent)
             case _:

@@ -17,17 +17,18 @@ from msgspec import Struct
 
 from handlers.commands import Command, Reporter, wait_id
 from handlers.execute import Answer, State
+from handlers.sessions import SessionGrant, open_session
 from ledger import events as e
 from ledger.canonical import Json, canonical
 from ledger.codec import Recorded
-from ledger.errors import TooLarge
+from ledger.errors import StaleAttempt, TooLarge
 from ledger.events import Event, Seal
 from ledger.ids import child_run_id, run_stream
 from ledger.log import Log
 from ledger.seal import Sealed, seal
 from ledger.vault import BLOB_BYTES_MAX
 from ledger.writer import Committed
-from projections.load import wait_query
+from projections.load import run_query, wait_query
 from projections.state import Child, Wait
 
 RunLog = Log[Command, State, Answer]
@@ -264,6 +265,15 @@ class Port:
         if wait is None:
             raise LookupError(name)
         return wait
+
+    async def session(self, ref: InstanceRef, table: str, at: int) -> SessionGrant:
+        """Opens a database session of the run for its current instance alone."""
+        run = await self._log.reader.ask(run_query(ref.run_id))
+        if run is None or run.terminal or run.attempt != ref.attempt:
+            raise StaleAttempt(
+                f"attempt {ref.attempt} of {ref.run_id} is no longer current", hint="stop"
+            )
+        return await open_session(self._log.vault, run, table, at)
 
     async def reveal_bytes(self, value: Seal) -> bytes:
         """Returns a sealed value as canonical JSON."""

@@ -39,7 +39,7 @@ def react(state: RunState, recorded: Recorded[Event]) -> Choices:
         case e.InstanceCompleted():
             return _react_to_result(state, event)
         case e.RunCompleted():
-            return cancel_children(state, "parent_completed")
+            return (*_revoke(state), *cancel_children(state, "parent_completed"))
         case e.RunSubmitted():
             return _launch(event, recorded)
         case e.SignalReceived():
@@ -64,9 +64,13 @@ def react(state: RunState, recorded: Recorded[Event]) -> Choices:
         case e.RunCancelRequested():
             return _react_to_cancel(state)
         case e.RunFailed():
-            return cancel_children(state, "parent_failed")
+            return (*_revoke(state), *cancel_children(state, "parent_failed"))
         case e.RunCancelled():
-            return (*_end_what_runs(state), *cancel_children(state, "parent_cancelled"))
+            return (
+                *_revoke(state),
+                *_end_what_runs(state),
+                *cancel_children(state, "parent_cancelled"),
+            )
         case e.ChildCancelDelivered():
             return cancel_children(state, "parent_" + state.run.status)
         case e.EffectFailed():
@@ -87,6 +91,8 @@ def react(state: RunState, recorded: Recorded[Event]) -> Choices:
             | e.EffectParked()
             | e.EffectResumed()
             | e.SessionStored()
+            | e.SessionRevokeRequested()
+            | e.SessionRevoked()
         ):
             return ()
         case _:
@@ -116,6 +122,12 @@ def cancel_children(state: RunState, reason: str) -> Choices:
         )
         for key in live[:CANCEL_WINDOW]
     )
+
+
+def _revoke(state: RunState) -> Choices:
+    """Nothing outlives a run that could still open a database (INV-48)."""
+    held = state.run.sessions
+    return () if held is None else (e.SessionRevokeRequested(session_count=held.count),)
 
 
 def _launch(event: e.RunSubmitted, recorded: Recorded[Event]) -> Choices:

@@ -7,7 +7,8 @@
     |  +- RunConflict, RunTerminal, RunTooLarge, StaleAttempt, ChildKeyConflict,
     |     WrongExpectedVersion
     +- NotFound
-    |  +- RunNotFound, ValueGone, FileNotStaged, IntentNotFound
+    |  +- RunNotFound, ValueGone, FileNotStaged, SessionNotPlanned, SessionGone,
+    |     IntentNotFound
     +- Ended           what was awaited ended otherwise
     |  +- RunFailed, RunCancelled, ChildFailed
     +- Unavailable     the log cannot be used now
@@ -152,6 +153,18 @@ class FileNotStaged(NotFound):
     """Says that the run has no staged file of that name."""
 
     code = "FILE_NOT_STAGED"
+
+
+class SessionNotPlanned(NotFound):
+    """Says that a run has no database session for a table."""
+
+    code = "SESSION_NOT_PLANNED"
+
+
+class SessionGone(NotFound):
+    """Says that a run's database sessions cannot be used any more; the code says why."""
+
+    code = "SESSION_GONE"
 
 
 class IntentNotFound(NotFound):

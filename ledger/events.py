@@ -481,6 +481,18 @@ class SessionStored(Data, frozen=True):
     sessions: Seal
 
 
+class SessionRevokeRequested(Data, frozen=True):
+    """Choice and intent: the run has ended, so the ciphertext of its sessions has to go."""
+
+    session_count: int
+
+
+class SessionRevoked(Data, frozen=True):
+    """Outcome: it is in the vault no more; the log stays as it is."""
+
+    session_count: int
+
+
 # --- signals, timers, effects ---------------------------------------------------------------------
 
 
@@ -562,6 +574,8 @@ RunEvent = (
     | ChildCancelRequested
     | ChildCancelDelivered
     | SessionStored
+    | SessionRevokeRequested
+    | SessionRevoked
     | SignalReceived
     | TimerFired
     | EffectFailed
@@ -613,6 +627,8 @@ WIRE_NAMES: Final[dict[type[Event], str]] = {
     ChildCancelRequested: "child.cancel_requested",
     ChildCancelDelivered: "child.cancel_delivered",
     SessionStored: "session.stored",
+    SessionRevokeRequested: "session.revoke_requested",
+    SessionRevoked: "session.revoked",
     SignalReceived: "signal.received",
     TimerFired: "timer.fired",
     EffectFailed: "effect.failed",

@@ -191,6 +191,22 @@ class Vault:
         self._keep(seal.digest, value)
         return value
 
+    async def forget(self, seal: Seal) -> None:
+        """Deletes a sealed value, and the blob it lies in; what refers to it stays as it is."""
+        self._values.pop(seal.digest, None)
+        found = await self._reader.ask(disclosure_query(seal.digest))
+        if found is None:
+            return
+        _, text = found
+        held = check_disclosure(seal.digest, text)
+
+        def delete(connection: sqlite3.Connection, _at: int) -> None:
+            connection.execute("delete from vault_values where digest = ?", (seal.digest,))
+            if isinstance(held, BlobRef):
+                connection.execute("delete from blobs where key = ?", (held.blob,))
+
+        await self._run_job(delete)
+
     async def read_file(self, ref: BlobRef) -> bytes:
         """Returns the bytes of a staged file."""
         return check_blob(ref, await self._reader.ask(blob_query(ref.blob)))

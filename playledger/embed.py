@@ -57,6 +57,7 @@ from projections.load import (
 from projections.state import Run
 
 T = TypeVar("T")
+SESSION_TTL_MS = 3_600_000
 PlayLike = Callable[..., Any] | Play | str
 
 
@@ -107,6 +108,7 @@ class Ledger:
         self.actor = actor
         self.submitter: Submitter = submitter_for(log, plays, find=find, isolation=isolation)
         self._clock = clock
+        self.session_ttl_ms = SESSION_TTL_MS
 
     async def submit(
         self,

@@ -18,11 +18,12 @@ from handlers.commands import Command
 from handlers.edge import attempt_of
 from handlers.launch_params import SECRET_FIELDS, strip_params
 from handlers.port import InstanceRef, Port, decode_params
-from handlers.session_checks import LIFE_MIN_MS, Session, check_count, check_encrypted
+from handlers.session_checks import Session, check_encrypted
+from handlers.sessions import hydrate
 from handlers.submit import Submission
 from ledger import events as e
 from ledger.canonical import Json, canonical
-from ledger.errors import Conflict, InputInvalid, NotFound, RunNotFound, RunTerminal
+from ledger.errors import Conflict, InputInvalid, RunNotFound, RunTerminal
 from ledger.ids import check_key, instance_id, quote, run_stream
 from ledger.seal import seal
 from ledger.vault import ValueGone
@@ -203,27 +204,9 @@ async def put_sessions(
 
 
 async def get_sessions(ledger: Ledger, run_id: str) -> list[Session]:
-    """Returns the sessions of a run; raises SessionGone or SessionRefused, each with its code.
-
-    Never none where the run refers to some (INV-46, INV-47), never raw ones (INV-41), and none with
-    less than 30 s of life (INV-49).
-    """
+    """Returns the sessions of a run; raises SessionGone or SessionRefused, each with its code."""
     run, _ = await ledger.run_and_key(run_id)
-    if run.sessions is None:
-        return []
-    left = run.sessions.expires_at - ledger.now()
-    if left < LIFE_MIN_MS:
-        raise SessionGone(
-            f"the db sessions of {run_id} have {max(0, left)} ms of life left, "
-            f"{LIFE_MIN_MS} are needed",
-            code="EXPIRED",
-            hint="put new ones: db-sessions-put",
-        )
-    held = await ledger.log.vault.reveal(run.sessions.sessions)
-    sessions = [item for item in held if isinstance(item, dict)] if isinstance(held, list) else []
-    check_count(sessions, run.sessions.count)
-    check_encrypted(sessions)
-    return list(sessions)
+    return await hydrate(ledger.log.vault, run, ledger.now())
 
 
 async def append_run_event(ledger: Ledger, run_id: str, event: Mapping[str, Any]) -> int:
@@ -267,12 +250,6 @@ async def append_run_event(ledger: Ledger, run_id: str, event: Mapping[str, Any]
                 code="RUN_EVENT_INVALID",
                 hint='for example {"type":"status","status":"completed"}',
             )
-
-
-class SessionGone(NotFound):
-    """Says that a run's sessions are there no more; the code says why."""
-
-    code = "NOT_FOUND"
 
 
 async def _launch_params(ledger: Ledger, run: Run) -> Mapping[str, Json]:

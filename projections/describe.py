@@ -130,6 +130,8 @@ def _of_an_instance(event: Event) -> str:
             return f"attempt {event.attempt} runs elsewhere as {plain(event.mapped_id)}"
         case e.RetryClaimRequested():
             return f"attempt {event.failed_attempt} died, at most {event.max_attempts} retries"
+        case e.SessionRevokeRequested() | e.SessionRevoked():
+            return f"{event.session_count} database sessions"
         case e.SessionStored():
             until = format_time(event.expires_at)
             return f"{event.session_count} database sessions, encrypted, until {until}"

@@ -17,7 +17,14 @@ from projections.run import corrupt, taken_signal
 from projections.state import EDGE, Child, Instance, Run, RunState, Signal, Wait
 
 IntentKind = Literal[
-    "create", "terminate", "params", "child_submit", "child_cancel", "child_terminal", "timer"
+    "create",
+    "terminate",
+    "params",
+    "child_submit",
+    "child_cancel",
+    "child_terminal",
+    "session_revoke",
+    "timer",
 ]
 
 BACKOFF_FIRST_MS: Final = 200
@@ -128,6 +135,10 @@ def project_parts(
             pass
         case e.SessionStored():
             pass
+        case e.SessionRevokeRequested():
+            changes.append(_opened(recorded, "session_revoke", None, None, recorded.at))
+        case e.SessionRevoked():
+            changes.append(_closed(_cause(recorded)))
         case _:
             assert_never(event)
     return changes

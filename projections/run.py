@@ -51,6 +51,8 @@ AFTER_THE_END = (
     e.EffectParked,
     e.EffectResumed,
     e.RunCancelRefused,
+    e.SessionRevokeRequested,
+    e.SessionRevoked,
 )
 """What may follow a run's end (CONTRACTS A.12)."""
 
@@ -172,6 +174,10 @@ def evolve(state: RunState | None, recorded: Recorded[Event]) -> RunState:
                 count=event.session_count, expires_at=event.expires_at, sessions=event.sessions
             )
             return _next(state, recorded, sessions=sessions)
+        case e.SessionRevokeRequested():
+            return _next(state, recorded)
+        case e.SessionRevoked():
+            return _next(state, recorded, sessions=None)
         case e.RetryDecided():
             used = charge(run.used, event.budget) if event.retry else run.used
             return _next(state, recorded, used=used)

@@ -61,6 +61,8 @@ class SubmitBody(_Body):
     files: tuple[FileBody, ...] = Field(default=(), max_length=100, strict=False)
     org_id: Annotated[str, Field(min_length=1, max_length=200)] = "local"
     options: dict[str, Any] = {}
+    executor_token: Annotated[str, Field(min_length=8, max_length=8192)] | None = None
+    preloaded_db_sessions: list[dict[str, Any]] = Field(default=[], max_length=64)
     wait_ms: WaitMs = 0
 
 

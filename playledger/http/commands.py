@@ -75,6 +75,9 @@ async def submit(door: Door, call: Call) -> Response:
             org_id=body.org_id,
             staged=staged,
             options=body.options,
+            secrets={} if body.executor_token is None else {"executorToken": body.executor_token},
+            sessions=tuple(body.preloaded_db_sessions),
+            sessions_ttl_ms=door.ledger.session_ttl_ms,
         ),
         body.wait_ms,
     )
