@@ -237,8 +237,8 @@ class Run:
     async def session(self, table: str) -> AsyncIterator[Session]:
         """Gives the database session for a table, `namespace.table`.
 
-        Raises SessionNotPlanned for a table that the run has none for, SessionGone for one that is
-        about to expire.
+        Raises SessionNotPlanned for a table that the run has none for, SessionExpired for one that
+        is about to expire.
         """
         grant = await self._asks.session(table)
         yield Session(

@@ -27,7 +27,7 @@ from ledger.errors import (
     PlayNotFound,
     RunNotFound,
     RunTerminal,
-    SessionGone,
+    SessionExpired,
     Unavailable,
 )
 from ledger.events import Event, RunEvent
@@ -107,7 +107,7 @@ class Acts:
             self._trace_create(run, asked, (time.monotonic() - began) * 1000)
         except RunTerminal:
             await self._create_failed(ref, intent, "permanent", tries, "RUN_TERMINAL")
-        except (ValueGone, SessionGone, SessionRefused) as error:
+        except (ValueGone, SessionExpired, SessionRefused) as error:
             await self._create_failed(ref, intent, "permanent", tries, error.code)
         except EngineError as error:
             kind: e.CreateFailure = "transient" if error.transient else "permanent"

@@ -12,7 +12,7 @@ from msgspec import Struct
 from handlers.session_checks import LIFE_MIN_MS, Session, check_count, check_encrypted
 from handlers.session_crypto import open_with_token
 from ledger.canonical import Json
-from ledger.errors import SessionGone, SessionNotPlanned
+from ledger.errors import SessionExpired, SessionNotPlanned
 from ledger.ids import quote
 from ledger.vault import Vault
 from projections.state import Run
@@ -36,7 +36,7 @@ class SessionGrant(Struct, frozen=True, tag="session_grant"):
 async def hydrate(vault: Vault, run: Run, at: int) -> list[Session]:
     """Returns the sessions of a run, none if it has none.
 
-    Raises SessionGone for expired or lost ones, SessionRefused for another count than the run
+    Raises SessionExpired for expired or lost ones, SessionRefused for another count than the run
     refers to or a raw URL (INV-41, INV-46, INV-49).
     """
     held = run.sessions
@@ -44,7 +44,7 @@ async def hydrate(vault: Vault, run: Run, at: int) -> list[Session]:
         return []
     left = held.expires_at - at
     if left < LIFE_MIN_MS:
-        raise SessionGone(
+        raise SessionExpired(
             f"the db sessions of {run.run_id} have {max(0, left)} ms of life left, "
             f"{LIFE_MIN_MS} are needed",
             code="EXPIRED",
@@ -60,7 +60,7 @@ async def hydrate(vault: Vault, run: Run, at: int) -> list[Session]:
 async def open_session(vault: Vault, run: Run, table: str, at: int) -> SessionGrant:
     """Opens the session for a table, `namespace.table`, with the run's executor token.
 
-    Raises SessionNotPlanned for a table the run has none for, SessionGone, SessionRefused, and
+    Raises SessionNotPlanned for a table the run has none for, SessionExpired, SessionRefused, and
     SessionUnreadable for one that was encrypted for another token (INV-44).
     """
     sessions = await hydrate(vault, run, at)
@@ -74,7 +74,7 @@ async def open_session(vault: Vault, run: Run, table: str, at: int) -> SessionGr
             table=table,
         )
     if run.executor_token is None:
-        raise SessionGone(
+        raise SessionExpired(
             f"run {run.run_id} has no executor token to open its db sessions with",
             code="EXECUTOR_TOKEN_MISSING",
             hint="submit it with the token that the sessions were encrypted for",

@@ -7,7 +7,7 @@
     |  +- RunConflict, RunTerminal, RunTooLarge, StaleAttempt, ChildKeyConflict,
     |     WrongExpectedVersion
     +- NotFound
-    |  +- RunNotFound, ValueGone, FileNotStaged, SessionNotPlanned, SessionGone,
+    |  +- RunNotFound, ValueGone, FileNotStaged, SessionNotPlanned, SessionExpired,
     |     IntentNotFound
     +- Ended           what was awaited ended otherwise
     |  +- RunFailed, RunCancelled, ChildFailed
@@ -161,10 +161,10 @@ class SessionNotPlanned(NotFound):
     code = "SESSION_NOT_PLANNED"
 
 
-class SessionGone(NotFound):
+class SessionExpired(NotFound):
     """Says that a run's database sessions cannot be used any more; the code says why."""
 
-    code = "SESSION_GONE"
+    code = "SESSION_EXPIRED"
 
 
 class IntentNotFound(NotFound):

@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from engines.context import Child, Retry, Run, SignalInvalid, Superseded
+    from engines.context import Child, Retry, Run, Session, SignalInvalid, Superseded
     from engines.plays import play
     from ledger.errors import (
         ChildFailed,
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
         RunFailed,
         RunNotFound,
         RunTerminal,
+        SessionExpired,
+        SessionNotPlanned,
         TooLarge,
         Unavailable,
         WrongExpectedVersion,
@@ -62,6 +64,9 @@ __all__ = [
     "RunHandle",
     "RunNotFound",
     "RunTerminal",
+    "Session",
+    "SessionExpired",
+    "SessionNotPlanned",
     "SignalInvalid",
     "Superseded",
     "TooLarge",
@@ -81,6 +86,7 @@ _HOMES = {
     "Retry": "engines.context",
     "Run": "engines.context",
     "RunHandle": "playledger.embed",
+    "Session": "engines.context",
     "SignalInvalid": "engines.context",
     "Superseded": "engines.context",
     "http_app": "playledger.http.app",

@@ -204,7 +204,7 @@ async def put_sessions(
 
 
 async def get_sessions(ledger: Ledger, run_id: str) -> list[Session]:
-    """Returns the sessions of a run; raises SessionGone or SessionRefused, each with its code."""
+    """Returns the sessions of a run; raises SessionExpired or SessionRefused, with their codes."""
     run, _ = await ledger.run_and_key(run_id)
     return await hydrate(ledger.log.vault, run, ledger.now())
 

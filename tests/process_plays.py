@@ -167,3 +167,20 @@ def open_files() -> list[str]:
         with suppress(FileNotFoundError):  # that of the listing itself
             names.append(str(link.readlink()))
     return sorted(names)
+
+
+@play
+async def query(run: Run, table: str) -> dict[str, Any]:
+    """Opens a database session, and says of its URL only whom it leads to."""
+    async with run.session(table) as session:
+        url = session.url.get_secret_value()
+        return {"host": url.rpartition("@")[2], "operations": list(session.operations)}
+
+
+@play
+def plain_query(run: Run, table: str) -> str:
+    async def ask() -> str:
+        async with run.session(table) as session:
+            return session.url.get_secret_value().rpartition("@")[2]
+
+    return run.wait(ask())

@@ -175,6 +175,8 @@ def samples() -> dict[type[Event], RunEvent]:
         e.InstanceMapped(instance_id=instance(), attempt=0, mapped_id="run-abc"),
         e.RetryClaimRequested(failed_instance_id=instance(), failed_attempt=0, max_attempts=1),
         e.SessionStored(session_count=1, expires_at=1, sessions=sealed()),
+        e.SessionRevokeRequested(session_count=1),
+        e.SessionRevoked(session_count=1),
         e.EffectParked(intent_id="i", tries=1), e.EffectResumed(intent_id="i"),
     ]  # fmt: skip
     return {type(event): event for event in made}

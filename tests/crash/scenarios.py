@@ -19,6 +19,7 @@ from msgspec.structs import replace
 import playledger
 from engines.plays import as_play
 from engines.port_asks import PortAsks
+from handlers.session_crypto import seal_for_token
 from handlers.submit import DEFAULT_POLICY, StagedFile, Submission
 from ledger import events as e
 from ledger.canonical import Json
@@ -188,7 +189,25 @@ async def endless_family(run: playledger.Run) -> None:
         await child
 
 
+SESSION_TOKEN: Final = "the-token-of-the-session-scenario"
+SESSION: Final[dict[str, Json]] = {
+    "expiresAt": 4_000_000_000_000,
+    "operations": ["select"],
+    "playName": "query",
+    "target": {"logicalTable": "leads", "orgId": "local", "tableNamespace": "crm"},
+}
+
+
+@play
+async def query(run: playledger.Run) -> str:
+    """Opens the database session that came with its request."""
+    effect(run)
+    async with run.session("crm.leads") as session:
+        return session.url.get_secret_value()
+
+
 PLAYS: Final = (
+    query,
     double,
     square,
     family,
@@ -332,6 +351,24 @@ async def _outside_engine(ledger: playledger.Ledger, acknowledge: Acknowledge) -
     acknowledge("submit", "service")
 
 
+async def _sessions(ledger: playledger.Ledger, acknowledge: Acknowledge) -> None:
+    sealed = seal_for_token("postgresql://db.example/crm", SESSION, SESSION_TOKEN)
+    await ledger.submitter.submit(
+        Submission(
+            run_id="sessions",
+            play_name=as_play(query).name,
+            input=None,
+            actor="library/local",
+            policy=POLICY,
+            secrets={"executorToken": SESSION_TOKEN},
+            sessions=({**SESSION, "encryptedPostgresUrl": sealed},),
+            sessions_ttl_ms=3_600_000,
+        )
+    )
+    acknowledge("submit", "sessions")
+    await recorded(ledger, "sessions", e.SessionRevoked, 1)
+
+
 CANCELLED: Final = End("cancelled")
 SCENARIOS: Final = {
     "launch": Scenario(_launch, {"launch": End("completed", "words " * 500 + BIG)}),
@@ -348,6 +385,7 @@ SCENARIOS: Final = {
     "timers": Scenario(_one(timed, "timers"), {"timers": End("completed", "timed out")}),
     "cancel": Scenario(_cancel, {"cancel": CANCELLED}),
     "cancel-family": Scenario(_cancel_family, {"cancel-family": CANCELLED}),
+    "sessions": Scenario(_sessions, {"sessions": End("completed", "postgresql://db.example/crm")}),
 }
 
 MORE: Final = {
