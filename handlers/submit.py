@@ -28,6 +28,7 @@ from ledger.ids import check_run_id, quote, run_stream
 from ledger.seal import Sealed, blob_ref, request_digest, seal
 from projections.state import EDGE
 
+DEFAULT_ORG: Final = "local"
 KEY_BYTES: Final = 32
 KEYS_AT_ONCE: Final = 128
 PARAMS_PLACE: Final = "run.submitted/submit/params"
@@ -58,7 +59,7 @@ class Submission(Struct, frozen=True, kw_only=True):
     input: Json
     actor: str
     policy: e.Policy
-    org_id: str = "local"
+    org_id: str = DEFAULT_ORG
     files: tuple[Mapping[str, Any], ...] = ()
     staged: tuple[StagedFile, ...] = ()
     lineage: e.Lineage | None = None

@@ -234,12 +234,15 @@ class Keyring:
         return self._reference(b"user", user.encode())
 
     def _reference(self, purpose: bytes, value: bytes) -> str:
+        return hmac.digest(self.derived(purpose), value, "sha256").hex()[:16]
+
+    def derived(self, purpose: bytes) -> bytes:
+        """Returns a key of 32 bytes for one purpose, the same in every process on this log."""
         if self._log_key is None:
             raise VaultKeyMissing(
                 f"{self.path} was opened without its keys", hint="open it for writing"
             )
-        key = hmac.digest(self._log_key, b"playledger/1/" + purpose, "sha256")
-        return hmac.digest(key, value, "sha256").hex()[:16]
+        return hmac.digest(self._log_key, b"playledger/1/" + purpose, "sha256")
 
     @property
     def secrets_key(self) -> bytes | None:

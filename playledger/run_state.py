@@ -67,6 +67,7 @@ async def put_launch_state(
     sessions: Sequence[Session],
     retry_ttl_ms: int,
     sessions_ttl_ms: int,
+    org_id: str,
     actor: str,
 ) -> LaunchStatePut:
     """Makes retry params and sessions durable in one append (INV-03); the same again is the same.
@@ -91,7 +92,7 @@ async def put_launch_state(
             input=_stored(held, params_ref),
             actor=actor,
             policy=replace(ledger.policy, retry_ttl_ms=retry_ttl_ms),
-            org_id=_text(held.get("orgId")) or "local",
+            org_id=org_id,
             engine=EDGE,
             secrets={
                 field: value

@@ -195,10 +195,14 @@ def runs_query(
     play: str | None = None,
     family: str | None = None,
     waiting_on: str | None = None,
+    org: str | None = None,
     before: int | None = None,
     limit: int = 100,
 ) -> Query[list[RunLine]]:
-    """Asks for runs, newest first, behind a submit position."""
+    """Asks for runs, newest first, behind a submit position; of one organisation, if it is given.
+
+    The organisation is read from the state: newest first, a page ends long before the table does.
+    """
     where: list[str] = ["1"]
     parameters: list[Any] = []
     if play is None:  # warm-up runs are nobody's work: they show when they are asked for
@@ -208,6 +212,9 @@ def runs_query(
         if value is not None:
             where.append(f"r.{column} = ?")
             parameters.append(value)
+    if org is not None:
+        where.append("r.state ->> '$.orgId' = ?")
+        parameters.append(org)
     if waiting_on is not None:
         where.append(
             "exists (select 1 from waits w where w.run_id = r.run_id and w.outcome is null"

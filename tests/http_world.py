@@ -18,11 +18,12 @@ from fastapi import FastAPI
 import playledger
 from ledger import events as e
 from playledger import HttpOptions, Ledger, Retry, Run, http_app, play
+from playledger.tokens import ControlToken
 from playledger.wiring import plays_of, submitter_for
 
 BASE = "http://127.0.0.1"
 TOKEN = "a-token-of-the-tests"
-TOKENS = {"ci": sha256(TOKEN.encode()).hexdigest()}
+TOKENS = {"ci": ControlToken(sha256(TOKEN.encode()).hexdigest())}
 
 
 @play(name="t:echo")

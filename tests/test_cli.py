@@ -553,7 +553,7 @@ def test_serve_says_it_is_ready_wants_its_token_and_leaves_with_0(tmp_path: Path
     """The ready block, a token by its hash alone, SIGTERM."""
     token = "0123456789abcdef0123"
     digest = sha256(token.encode()).hexdigest()
-    (tmp_path / "tokens").write_text(f"ci {digest}\n")
+    (tmp_path / "tokens").write_text(f"ci {digest} operate\n")
     with running(
         "serve", str(PLAYS), "--port", "0", "--grace", "0s", "--db", "d.db", cwd=tmp_path,
         PLAYLEDGER_TOKENS_FILE="tokens",

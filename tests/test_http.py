@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from playledger import HttpOptions
+from playledger.tokens import ControlToken
 from tests.http_world import TOKEN, TOKENS, World, code, world
 
 
@@ -114,10 +115,10 @@ def test_C001_f_a_repeat_after_the_end_finds_the_finished_run(tmp_path: Path) ->
 
 
 def test_C001_g_the_run_id_is_the_key_and_belongs_to_the_log(tmp_path: Path) -> None:
-    """Two tokens that send the same request for one run id get one run; there is no tenant yet."""
+    """Two tokens that send the same request for one run id get one run (of one organisation)."""
 
     async def main() -> None:
-        options = HttpOptions(tokens={**TOKENS, "cd": "0" * 64})
+        options = HttpOptions(tokens={**TOKENS, "cd": ControlToken("0" * 64)})
         async with world(
             tmp_path, options=options, headers={"Authorization": f"Bearer {TOKEN}"}
         ) as w:

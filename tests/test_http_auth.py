@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from hashlib import sha256
 from pathlib import Path
+from typing import get_args
 
 import httpx
 import pytest
+from starlette.requests import Request
 
 from playledger import HttpOptions
-from playledger.http.app import ROUTES, DirectRoute
+from playledger.http.app import DirectRoute
 from playledger.http.auth import Guard
+from playledger.http.door import Reach
+from playledger.http.routes import ROUTES
+from playledger.tokens import ControlToken
 from tests.http_world import BASE, TOKEN, TOKENS, code, world
 
 
@@ -23,11 +29,20 @@ def test_every_route_declares_what_it_asks_for(tmp_path: Path) -> None:
             assert len(served) == len(ROUTES)
             for route in served:
                 assert isinstance(route, DirectRoute), f"{route} has no access"
-                assert route.access in ("open", "read", "operate")
+                assert route.access in ("open", "read", "operate", "admin")
             opened = {r.path for r in served if isinstance(r, DirectRoute) and r.access == "open"}
             assert opened == {"/health", "/ready", "/openapi.json", "/docs", "/docs/errors"}
 
     asyncio.run(main())
+
+
+def test_C047_every_route_declares_what_it_reaches() -> None:
+    """A path that names a run reaches it; executors come in only there; what acts is no GET."""
+    for route in ROUTES:
+        assert route.reach in get_args(Reach), route.path
+        assert ("{run_id" in route.path) == (route.reach in ("run", "new_run")), route.path
+        assert not route.executors or route.reach == "run", route.path
+        assert route.method == "POST" or not route.body, route.path
 
 
 @pytest.mark.parametrize("given", [None, "Bearer wrong", f"Basic {TOKEN}", "Bearer", "Bearer é"])
@@ -85,13 +100,10 @@ def test_without_tokens_nobody_comes_in_but_this_machine_if_it_was_said(tmp_path
 
 def test_a_token_is_found_among_many_and_names_the_actor() -> None:
     """Every token is compared, whichever fits."""
-    from hashlib import sha256
-
-    from starlette.requests import Request
-
     names = [f"n{n}" for n in range(20)]
-    guard = Guard({n: sha256(n.encode()).hexdigest() for n in names}, insecure_local=False)
+    tokens = {n: ControlToken(sha256(n.encode()).hexdigest()) for n in names}
+    guard = Guard(tokens, insecure_local=False)
     for name in names:
         header = (b"authorization", f"Bearer {name}".encode())
         request = Request({"type": "http", "path": "/", "headers": [header]})
-        assert guard.admit(request, "operate") == f"api/{name}"
+        assert guard.admit(request, "operate").actor == f"api/{name}"

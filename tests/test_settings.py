@@ -16,7 +16,7 @@ from playledger.settings import (
     show,
     show_duration,
 )
-from playledger.tokens import read_tokens
+from playledger.tokens import ControlToken, read_tokens
 
 
 @pytest.fixture(autouse=True)
@@ -214,18 +214,26 @@ def test_rows_name_every_setting_with_its_default() -> None:
 
 
 def test_tokens_file_holds_hashes_and_never_a_token(tmp_path: Path) -> None:
-    """A line is a name and the SHA-256 of a token."""
+    """A line is a name, the SHA-256 of a token, its role, and its organisation if it has one."""
     digest = sha256(b"a-token-of-ci-0123456789").hexdigest()
     path = tmp_path / "tokens"
-    path.write_text(f"# who may come in\nci {digest}  # the build\n\n")
-    assert read_tokens(Settings(tokens_file=str(path))) == {"ci": digest}
+    path.write_text(
+        f"# who may come in\nci {digest} operate  # the build\n\nboss {'1' * 64} admin acme\n"
+    )
+    assert read_tokens(Settings(tokens_file=str(path))) == {
+        "ci": ControlToken(digest, "operate"),
+        "boss": ControlToken("1" * 64, "admin", "acme"),
+    }
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("ci a-token-of-ci-0123456789", ":1 is not a name and the SHA-256 of a token"),
-        (f"ci {'0' * 64}\nci {'1' * 64}", ':2 names "ci" a second time'),
+        ("ci a-token-of-ci-0123456789", ":1 is not a name, the SHA-256 of a token and a role"),
+        (f"ci {'0' * 64} read\nci {'1' * 64} read", ':2 names "ci" a second time'),
+        (f"ci {'0' * 64}", ':1 gives "ci" no role'),
+        (f"ci {'0' * 64} root", ':1 gives "ci" the role "root", which is none'),
+        (f"ci {'0' * 64} read acme too", ":1 has 5 words"),
         ("ci", ":1 is not a name"),
     ],
 )
@@ -246,7 +254,7 @@ def test_token_file_holds_one_token(tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text("0123456789abcdef\n")
     found = read_tokens(Settings(token_file=str(path)))
-    assert found == {"token_file": sha256(b"0123456789abcdef").hexdigest()}
+    assert found == {"token_file": ControlToken(sha256(b"0123456789abcdef").hexdigest(), "admin")}
     path.write_text("short\n")
     with pytest.raises(SettingInvalid, match="holds 5 characters"):
         read_tokens(Settings(token_file=str(path)))

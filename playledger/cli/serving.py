@@ -20,7 +20,7 @@ from playledger.http.auth import is_loopback
 from playledger.http.door import HttpOptions
 from playledger.render import count_of, length, visible
 from playledger.settings import Settings
-from playledger.tokens import read_tokens
+from playledger.tokens import ControlToken, read_tokens
 from playledger.version import VERSION
 from playledger.warmup import warmup_play
 from playledger.wiring import start_driver
@@ -82,7 +82,9 @@ def serve_plays(
     return 0
 
 
-def _check_door(settings: Settings, tokens: Mapping[str, str], *, insecure_local: bool) -> None:
+def _check_door(
+    settings: Settings, tokens: Mapping[str, ControlToken], *, insecure_local: bool
+) -> None:
     host = settings.serve.host
     place = f"{host}:{settings.serve.port}"
     if insecure_local and not is_loopback(host):
@@ -103,7 +105,7 @@ def _say_ready(
     console: Console,
     settings: Settings,
     plays: Plays,
-    tokens: Mapping[str, str],
+    tokens: Mapping[str, ControlToken],
     unfinished: tuple[int, list[str]],
     position: int,
     port: int,

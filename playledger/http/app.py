@@ -21,180 +21,21 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from handlers import child_submit
+from handlers.executor_tokens import ExecutorTokens
 from ledger.errors import PlayledgerError
 from playledger.embed import Ledger
-from playledger.http import bodies, commands, docs, reads, run_state
+from playledger.http import docs
 from playledger.http.auth import Access, Guard
 from playledger.http.bodies import run_id_of
 from playledger.http.door import Call, Door, Drain, HttpOptions, Route
 from playledger.http.errors import MethodNotAllowed, RouteNotFound, error_response
+from playledger.http.routes import ROUTES, RUN
+from playledger.http.scope import check_scope
 from playledger.version import VERSION
 
 log = structlog.get_logger("playledger.http")
 
-RUN: Final = "/workflow/{run_id:segment}"
 DESCRIBED: Final = ("/workflow", "/run-state", "/warmup", "/events", "/health", "/ready")
-RECORDED: Final = {202: "recorded", 200: "it was so before"}
-ROUTES: Final = (
-    Route(
-        method="POST",
-        path=RUN + "/submit",
-        access="operate",
-        handler=commands.submit,
-        body=bodies.SubmitBody,
-        answers={202: "submitted", 200: "the same request as before"},
-    ),
-    Route(
-        method="POST",
-        path=RUN + "/submit-child",
-        access="operate",
-        handler=commands.submit_child,
-        body=bodies.SubmitChildBody,
-        answers={202: "asked for", 200: "the same request as before"},
-        called=child_submit.PHASE,
-    ),
-    Route(
-        method="POST",
-        path=RUN + "/signal",
-        access="operate",
-        handler=commands.signal,
-        body=bodies.SignalBody,
-        answers={202: "recorded, now or before"},
-    ),
-    Route(
-        method="POST",
-        path=RUN + "/cancel",
-        access="operate",
-        handler=commands.cancel,
-        body=bodies.CancelBody,
-        answers={202: "cancelling", 200: "cancelled"},
-    ),
-    Route(
-        method="POST",
-        path=RUN + "/retry",
-        access="operate",
-        handler=commands.retry,
-        body=bodies.RetryBody,
-        answers={200: "what was resumed"},
-    ),
-    Route(
-        method="POST",
-        path=RUN + "/rerun",
-        access="operate",
-        handler=commands.rerun,
-        body=bodies.RerunBody,
-        answers={202: "submitted", 200: "the same request as before"},
-    ),
-    Route(
-        method="GET",
-        path=RUN,
-        access="read",
-        handler=reads.status,
-        query=bodies.StatusQuery,
-        answers={200: "the run as it is", 304: "unchanged since that ETag"},
-    ),
-    Route(
-        method="GET",
-        path=RUN + "/status",
-        access="read",
-        handler=reads.status,
-        query=bodies.StatusQuery,
-        answers={200: "the run as it is", 304: "unchanged since that ETag"},
-    ),
-    Route(
-        method="GET",
-        path=RUN + "/result",
-        access="read",
-        handler=reads.result,
-        query=bodies.ResultQuery,
-        answers={200: "what the run returned"},
-    ),
-    Route(
-        method="GET",
-        path=RUN + "/tail",
-        access="read",
-        handler=reads.tail,
-        query=bodies.TailQuery,
-        answers={200: "events", 204: "seen to the run's end"},
-    ),
-    Route(
-        method="GET",
-        path=RUN + "/traces",
-        access="read",
-        handler=reads.traces,
-        query=bodies.TracesQuery,
-        answers={200: "how long its steps took"},
-    ),
-    Route(
-        method="GET",
-        path=RUN + "/why",
-        access="read",
-        handler=reads.why,
-        query=bodies.WhyQuery,
-        answers={200: "sentences, each with its events"},
-    ),
-    Route(
-        method="GET",
-        path="/workflow",
-        access="read",
-        handler=reads.runs,
-        query=bodies.ListQuery,
-        answers={200: "runs, newest first"},
-    ),
-    Route(
-        method="GET",
-        path="/events",
-        access="read",
-        handler=reads.events,
-        query=bodies.EventsQuery,
-        answers={200: "events"},
-    ),
-    Route(
-        method="GET",
-        path="/health",
-        access="open",
-        handler=reads.health,
-        answers={200: "the process answers"},
-    ),
-    Route(
-        method="GET",
-        path="/ready",
-        access="open",
-        handler=reads.ready,
-        answers={200: "new work is taken"},
-    ),
-    Route(
-        method="GET",
-        path="/openapi.json",
-        access="open",
-        handler=docs.openapi,
-        answers={200: "this description"},
-    ),
-    Route(
-        method="GET",
-        path="/docs",
-        access="open",
-        handler=docs.page,
-        answers={200: "this description, for people"},
-    ),
-    Route(
-        method="GET",
-        path="/docs/errors",
-        access="open",
-        handler=docs.errors_page,
-        answers={200: "every error code"},
-    ),
-    Route(
-        method="POST",
-        path="/warmup/submit",
-        access="operate",
-        handler=commands.warm_up,
-        body=bodies.WarmupBody,
-        answers={200: "it ended well", 503: "it did not"},
-    ),
-    *run_state.ROUTES,
-)
 SECURITY_HEADERS: Final = (
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
@@ -223,7 +64,12 @@ def http_app(
     door = Door(
         ledger=ledger,
         options=chosen,
-        guard=Guard(chosen.tokens, insecure_local=chosen.insecure_local),
+        guard=Guard(
+            chosen.tokens,
+            insecure_local=chosen.insecure_local,
+            executors=ExecutorTokens(ledger.log.vault.keyring),
+            now=ledger.now,
+        ),
         drain=drain or Drain(),
     )
     app = FastAPI(
@@ -279,11 +125,16 @@ def _endpoint(route: Route, door: Door) -> Callable[[Request], Any]:
     async def endpoint(request: Request) -> Response:
         run_id = ""
         try:
-            actor = door.guard.admit(request, route.access)
+            caller = door.guard.admit(
+                request, route.access, executors=route.executors, phase=route.phase
+            )
             segment = request.scope["path_params"].get("run_id")
             if segment is not None:
                 run_id = run_id_of(segment)
-            return await route.handler(door, Call(request=request, actor=actor, run_id=run_id))
+            call = Call(request=request, caller=caller, run_id=run_id)
+            if caller.org is not None:
+                await check_scope(door, call, route)
+            return await route.handler(door, call)
         except PlayledgerError as error:
             path = door.ledger.log.path
             return error_response(request, error, phase=route.phase, run_id=run_id, path=path)

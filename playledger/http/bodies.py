@@ -59,7 +59,7 @@ class SubmitBody(_Body):
     play_name: Annotated[str, Field(min_length=1, max_length=500)]
     input: Any = None
     files: tuple[FileBody, ...] = Field(default=(), max_length=100, strict=False)
-    org_id: Annotated[str, Field(min_length=1, max_length=200)] = "local"
+    org_id: Key | None = None
     options: dict[str, Any] = {}
     executor_token: Annotated[str, Field(min_length=8, max_length=8192)] | None = None
     preloaded_db_sessions: list[dict[str, Any]] = Field(default=[], max_length=64)
@@ -165,6 +165,7 @@ class ListQuery(_Query):
     play: str | None = None
     family: str | None = None
     waiting_on: str | None = None
+    org: Key | None = None
     before: Position | None = None
     limit: Limit = PAGE_DEFAULT
 

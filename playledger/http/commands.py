@@ -17,7 +17,7 @@ from starlette.responses import Response
 from handlers.child_submit import ChildSubmitRefused
 from handlers.execute import Answer
 from handlers.port import decode_params
-from handlers.submit import StagedFile, Submission
+from handlers.submit import DEFAULT_ORG, StagedFile, Submission
 from ledger import gate
 from ledger.canonical import Json
 from ledger.errors import InputInvalid, JsonInvalid, RunNotFound, TooLarge
@@ -46,6 +46,7 @@ from playledger.http.bodies import (
 )
 from playledger.http.door import Call, Door, answer
 from playledger.http.errors import FieldInvalid, ShuttingDown
+from playledger.http.scope import check_same_org, org_of
 from playledger.views import status_view
 from projections.load import run_query
 from projections.state import RunState
@@ -66,13 +67,14 @@ async def submit(door: Door, call: Call) -> Response:
         value = {"file": staged[0].name}
     return await _submitted(
         door,
+        call,
         Submission(
             run_id=call.run_id,
             play_name=body.play_name,
             input=value,
             actor=call.actor,
             policy=policy,
-            org_id=body.org_id,
+            org_id=org_of(call, body.org_id, DEFAULT_ORG),
             staged=staged,
             options=body.options,
             secrets={} if body.executor_token is None else {"executorToken": body.executor_token},
@@ -121,6 +123,7 @@ async def rerun(door: Door, call: Call) -> Response:
         new_id = new_run_id(old.play_name, system_clock())
     return await _submitted(
         door,
+        call,
         Submission(
             run_id=new_id,
             play_name=old.play_name,
@@ -223,11 +226,12 @@ async def retry(door: Door, call: Call) -> Response:
 # --- shapes ---------------------------------------------------------------------------------------
 
 
-async def _submitted(door: Door, submission: Submission, wait_ms: int) -> Response:
+async def _submitted(door: Door, call: Call, submission: Submission, wait_ms: int) -> Response:
     done = await door.ledger.submitter.submit(submission)
     state = done.state
     if state is None:
         raise RunNotFound(f"run {quote(submission.run_id)} has no state", runId=submission.run_id)
+    check_same_org(call.caller, state.run)
     shown: dict[str, Any] = {
         "runId": state.run.run_id,
         "status": state.run.status,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import orjson
 from msgspec import Struct
@@ -13,15 +13,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from playledger.embed import Ledger
-from playledger.http.auth import Access, Guard
+from playledger.http.auth import Access, Caller, Guard
+from playledger.tokens import ControlToken
 
 KEEP_ALIVE_S: Final = 15.0
 
 
 class HttpOptions(Struct, frozen=True, kw_only=True):
-    """How an app is set up; `tokens` gives the SHA-256 (hex) of each control token by its name."""
+    """How an app is set up; `tokens` gives each control token by its name."""
 
-    tokens: Mapping[str, str] = {}
+    tokens: Mapping[str, ControlToken] = {}
     insecure_local: bool = False
     keep_alive_s: float = KEEP_ALIVE_S
 
@@ -65,24 +66,37 @@ class Call(Struct, frozen=True):
     """One request that was let in; `run_id` is empty where the path names no run."""
 
     request: Request
-    actor: str
+    caller: Caller
     run_id: str = ""
+
+    @property
+    def actor(self) -> str:
+        """Whom the events of this request name; set by the server alone."""
+        return self.caller.actor
 
 
 Handler = Callable[[Door, Call], Awaitable[Response]]
+Reach = Literal["nothing", "run", "new_run", "list", "log"]
+"""What a route shows or changes: nothing of a run, the run of its path, one that it may make, the
+runs that its caller may see, everything there is."""
 
 
 class Route(Struct, frozen=True):
-    """One resource and method: what it asks of its caller, and what answers it."""
+    """One resource and method: what it asks of its caller, and what answers it.
+
+    `executors` says that a run's own executor token may come in, too.
+    """
 
     method: str
     path: str
     access: Access
+    reach: Reach
     handler: Handler
     answers: Mapping[int, str]
     query: type[BaseModel] | None = None
     body: type[BaseModel] | None = None
     called: str | None = None
+    executors: bool = False
 
     @property
     def phase(self) -> str:

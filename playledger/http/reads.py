@@ -30,6 +30,7 @@ from playledger.http.bodies import (
 )
 from playledger.http.door import Call, Door, answer
 from playledger.http.errors import FieldInvalid, NotEnded
+from playledger.http.scope import org_of
 from playledger.http.sse import revealed, tail_stream, wants_stream
 from playledger.views import run_lines, status_view
 from playledger.why import explain
@@ -135,6 +136,7 @@ async def runs(door: Door, call: Call) -> Response:
             play=query.play,
             family=query.family,
             waiting_on=query.waiting_on,
+            org=org_of(call, query.org, "") or None,
             before=query.before,
             limit=query.limit + 1,
         )

@@ -12,11 +12,14 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 from starlette.responses import Response
 
+from handlers.submit import DEFAULT_ORG
 from ledger.errors import InputInvalid
 from ledger.ids import quote
 from playledger import run_state, terminals
+from playledger.http.auth import Access
 from playledger.http.bodies import ENVELOPE_BYTES, read_body, read_query
-from playledger.http.door import Call, Door, Route, answer
+from playledger.http.door import Call, Door, Handler, Reach, Route, answer
+from playledger.http.scope import org_of
 from playledger.views import status_view
 
 RUN_STATE: Final = "/run-state/{run_id:segment}"
@@ -105,6 +108,7 @@ async def run_launch_state_put(door: Door, call: Call) -> Response:
         sessions=body.sessions,
         retry_ttl_ms=body.retry_ttl_ms,
         sessions_ttl_ms=body.db_sessions_ttl_ms,
+        org_id=_org(call, body.params),
         actor=call.actor,
     )
     return answer(
@@ -131,6 +135,7 @@ async def run_retry_state_put(door: Door, call: Call) -> Response:
         sessions=(),
         retry_ttl_ms=body.ttl_ms,
         sessions_ttl_ms=HOUR_MS,
+        org_id=_org(call, body.params),
         actor=call.actor,
     )
     return answer({"ok": True, "retryExpiresAt": put.retry_expires_at, "position": put.position})
@@ -242,6 +247,12 @@ def _limit(door: Door) -> int:
     return door.ledger.policy.max_bytes + ENVELOPE_BYTES
 
 
+def _org(call: Call, params: Mapping[str, Any] | None) -> str:
+    """Returns the organisation that launch state is of."""
+    said = (params or {}).get("orgId")
+    return org_of(call, said if isinstance(said, str) and said else None, DEFAULT_ORG)
+
+
 def _same_run(call: Call, run_id: str | None) -> None:
     if run_id is not None and run_id != call.run_id:
         raise InputInvalid(
@@ -251,23 +262,33 @@ def _same_run(call: Call, run_id: str | None) -> None:
         )
 
 
-def _put(path: str, handler: Any, body: type[BaseModel], what: str) -> Route:
+def _put(
+    path: str, handler: Handler, body: type[BaseModel], what: str, *,
+    reach: Reach = "run", executors: bool = False,
+) -> Route:  # fmt: skip
     answers: Mapping[int, str] = {200: what}
     return Route(
         method="POST",
         path=f"{RUN_STATE}/{path}",
         access="operate",
+        reach=reach,
+        executors=executors,
         handler=handler,
         body=body,
         answers=answers,
     )
 
 
-def _get(path: str, handler: Any, query: type[BaseModel], what: str, access: Any) -> Route:
+def _get(
+    path: str, handler: Handler, query: type[BaseModel], what: str, *,
+    access: Access = "read", executors: bool = False,
+) -> Route:  # fmt: skip
     return Route(
         method="GET",
         path=f"{RUN_STATE}/{path}",
         access=access,
+        reach="run",
+        executors=executors,
         handler=handler,
         query=query,
         answers={200: what},
@@ -275,18 +296,25 @@ def _get(path: str, handler: Any, query: type[BaseModel], what: str, access: Any
 
 
 ROUTES: Final = (
-    _put("run-launch-state-put", run_launch_state_put, LaunchStateBody, "durable"),
-    _put("run-retry-state-put", run_retry_state_put, RetryStateBody, "durable"),
+    _put("run-launch-state-put", run_launch_state_put, LaunchStateBody, "durable", reach="new_run"),
+    _put("run-retry-state-put", run_retry_state_put, RetryStateBody, "durable", reach="new_run"),
     _put("run-retry-claim", run_retry_claim, ClaimBody, "claimed, or why not"),
     _put("workflow-instance-put", workflow_instance_put, InstanceBody, "mapped"),
-    _get("workflow-instance-get", workflow_instance_get, _Query, "the instance", "read"),
+    _get("workflow-instance-get", workflow_instance_get, _Query, "the instance"),
     _put("db-sessions-put", db_sessions_put, SessionsBody, "kept"),
     # Ciphertexts, but whoever holds a token opens them: not for those who only read.
-    _get("db-sessions-get", db_sessions_get, _Query, "the sessions", "operate"),
+    _get(
+        "db-sessions-get", db_sessions_get, _Query, "the sessions",
+        access="operate", executors=True,
+    ),
     _put("child-terminal-set", child_terminal_set, TerminalBody, "recorded"),
-    _get("child-terminal-get", child_terminal_get, TerminalQuery, "the terminal", "read"),
-    _get("child-terminal-await", child_terminal_await, AwaitQuery, "the terminal", "read"),
-    _get("terminal-state", terminal_state, _Query, "the end", "read"),
-    _put("run-event-append", run_event_append, RunEventBody, "recorded"),
-)
+    _get(
+        "child-terminal-get", child_terminal_get, TerminalQuery, "the terminal", executors=True
+    ),
+    _get(
+        "child-terminal-await", child_terminal_await, AwaitQuery, "the terminal", executors=True
+    ),
+    _get("terminal-state", terminal_state, _Query, "the end", executors=True),
+    _put("run-event-append", run_event_append, RunEventBody, "recorded", executors=True),
+)  # fmt: skip
 """Run-scoped endpoints, and which of their callers may change something."""
